@@ -2,7 +2,8 @@
 
     python benchmarks/bench_upkeep.py [--full | --tiny] [--rounds N] [--json FILE]
 
-1,000 (--full: 10,000) memories of twelve fragments, and a server with ten. Each round runs every step on both, while a
+1,000 (--full: 100,000) memories of twelve fragments, most of them copies of rows in the journal's file, and a server
+with ten. Each round runs every step on both, while a
 neighbour writes to a memory of its own. One object: erase one of two fragments, export or delete one small memory, the
 console's first page. All that is stored: purge, reindex, backup, verify, start.
 """
@@ -18,12 +19,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from claims import Claim, make_claim, run_standalone
+from holding import copy_memories
 from report import Report, Size
 from served import BenchServer
 
 import memstream
 
-MEMORIES = {Size.TINY: 20, Size.SHORT: 1_000, Size.FULL: 10_000}
+MEMORIES = {Size.TINY: 20, Size.SHORT: 1_000, Size.FULL: 100_000}
+SEEDS = {Size.TINY: 20, Size.SHORT: 200, Size.FULL: 200}
+"""Memories that are observed; the others are copies of them."""
 FEW = 10
 EACH = 12
 FILLING = 32
@@ -126,14 +130,15 @@ def row_of(step: str, count: int) -> str:
     return f"{step}, {count:,} memories"
 
 
-async def measure_rounds(report: Report, count: int, rounds: int) -> None:
+async def measure_rounds(report: Report, count: int, seeds: int, rounds: int) -> None:
     """Fill both servers, then run all rounds, alternately on both."""
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
         for held in (FEW, count):
             with BenchServer(scratch / str(held)) as server:
                 async with memstream.connect(server.address, timeout_s=600) as client:
-                    await fill_server(client, held)
+                    await fill_server(client, min(held, seeds))
+            copy_memories(scratch / str(held) / "journal.db", max(0, held // seeds - 1))
         for number in range(rounds):
             for held in (FEW, count):
                 begun = time.perf_counter()
@@ -151,7 +156,7 @@ def run_benchmark(size: Size, rounds: int | None = None) -> Report:
     """Measure all rounds."""
     report = Report((SECONDS, WAIT, RESIDENT))
     report.more["memories"] = MEMORIES[size]
-    asyncio.run(measure_rounds(report, MEMORIES[size], rounds or ROUNDS[size]))
+    asyncio.run(measure_rounds(report, MEMORIES[size], SEEDS[size], rounds or ROUNDS[size]))
     return report
 
 

@@ -34,7 +34,7 @@ from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1 import operation_service_pb2, server_service_pb2
 from memstream.values import MemoryKind
 
-_LOOK_MIN_S, _LOOK_MAX_S = 0.05, 1.0
+_LOOK_MIN_S, _LOOK_MAX_S = 0.01, 1.0
 """Polling interval of an operation: the first, and the longest."""
 
 

@@ -6,7 +6,8 @@ import os
 import random
 import shutil
 import sqlite3
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -175,6 +176,107 @@ def test_a_kill_at_any_step_leaves_nothing_later(tmp_path: Path, seed: int, monk
     history.writer.close()
     tended.close()
     assert history.remaining() == set()
+
+
+class WritingMeanwhile:
+    """os.pwrite, before which the writer commits some of its transactions; ends with Killed after that many calls."""
+
+    def __init__(self, steps: Iterator[int], calls: int) -> None:
+        self._steps, self._calls, self._write = steps, calls, os.pwrite
+
+    def __call__(self, file: int, data: bytes, at: int) -> int:
+        next(self._steps, None)
+        self._calls -= 1
+        if self._calls < 0:
+            raise Killed
+        return self._write(file, data, at)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_commits_during_a_copy_leave_no_bytes(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer commits between any two steps of a copy, which ends after the n-th, for growing n."""
+    history = History(tmp_path / "db", seed)
+    tended = Checkpoints(history.path)
+    steps, kills = history.run(60), 0
+    for number in steps:
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoints.os, "pwrite", WritingMeanwhile(steps, number))
+            try:
+                tended.copy_log()
+            except Killed:
+                kills += 1
+    assert kills > 2
+    history.writer.close()
+    assert tended.empty_log()
+    assert history.remaining() == set()
+    tended.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_copy_on_another_thread_leaves_no_bytes(tmp_path: Path, seed: int) -> None:
+    history = History(tmp_path / "db", seed)
+    tended = Checkpoints(history.path)
+    ended = threading.Event()
+
+    def copy_always() -> None:
+        while not ended.is_set():
+            tended.copy_log()
+
+    copying = threading.Thread(target=copy_always)
+    copying.start()
+    list(history.run(60))
+    ended.set()
+    copying.join()
+    history.writer.close()
+    assert tended.empty_log()
+    assert history.remaining() == set()
+    tended.close()
+
+
+def test_a_commit_waits_for_no_copy_of_a_long_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History(tmp_path / "db", 1)
+    tended = Checkpoints(history.path)
+    begun, let_go, write = threading.Event(), threading.Event(), os.pwrite
+
+    def write_late(file: int, data: bytes, at: int) -> int:
+        if threading.current_thread().name.startswith("journal-checkpoint"):
+            begun.set()
+            assert let_go.wait(60)
+        return write(file, data, at)
+
+    monkeypatch.setattr(checkpoints.os, "pwrite", write_late)
+    list(history.run(80))
+    tended.checkpoint_if_long(100)
+    assert begun.wait(60)
+    for _ in history.run(20):
+        tended.checkpoint_if_long(100)  # the copy has not ended
+    let_go.set()
+    history.writer.close()
+    assert tended.empty_log()
+    assert history.remaining() == set()
+    tended.close()
+
+
+def _call_until_error(call: Callable[[], None]) -> None:
+    while True:
+        call()
+
+
+def test_a_copy_that_fails_is_reported_and_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History(tmp_path / "db", 2)
+    tended = Checkpoints(history.path)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.os, "pwrite", FailingWrite(0))
+        list(history.run(80))
+        tended.checkpoint_if_long(100)
+        with pytest.raises(Killed):
+            _call_until_error(lambda: tended.checkpoint_if_long(100))
+    for _ in history.run(20):
+        tended.checkpoint_if_long(100)
+    history.writer.close()
+    assert tended.empty_log()
+    assert history.remaining() == set()
+    tended.close()
 
 
 def test_what_another_program_wrote_is_cleaned_too(tmp_path: Path) -> None:

@@ -223,12 +223,12 @@ class SqlJournal:
     async def scrub_files(self) -> None:
         if self._database.scrub is None:
             return
-        tries = round(SCRUB_S / SCRUB_PAUSE_S)
-        while not await self._writer.run_exclusively(self._database.scrub):
-            tries -= 1
-            if tries == 0:
-                raise OutcomeUnknown("the journal's log could not be emptied: readers hold it; it will be retried")
+        await asyncio.to_thread(self._database.copy_log)  # no write waits for this part
+        for _ in range(round(SCRUB_S / SCRUB_PAUSE_S)):
+            if await self._writer.run_exclusively(self._database.scrub):
+                return
             await asyncio.sleep(SCRUB_PAUSE_S)
+        raise OutcomeUnknown("the journal's log could not be emptied: readers hold it; it will be retried")
 
     async def backup(self, path: str) -> None:
         await asyncio.to_thread(self._database.backup, Path(path))

@@ -4,15 +4,18 @@
 2,000 rows deleted from 20,000, 51 could still be read. Such copies lie between a page's array of cells and its first
 cell, or in its free blocks, and a page gets them only by a write, which goes through the log.
 
-Rule 1. Nobody else checkpoints. After all pages of the log are in the database file, the unused bytes of exactly these
-pages are zeroed there. So a database that was clean once stays clean, at a cost that depends on the log alone.
-Rule 2. SQLite never reads unused bytes, so readers may go on, and a crash in between harms nothing. The log is kept
-until its pages are clean: a crash repeats both steps.
-Rule 3. The writer's page cache may hold such copies and write them again: it is dropped when the log is emptied.
+Rule 1. Nobody else checkpoints. After pages of the log were copied into the database file, the unused bytes of exactly
+these pages are zeroed there. So a database that was clean once stays clean, at a cost that depends on the log alone.
+Rule 2. SQLite never reads unused bytes, so readers and the writer may go on, and a crash in between harms nothing. A
+read transaction keeps the log until its pages are clean: a crash repeats both steps.
+Rule 3. The writer's page cache may hold such copies and write them again: it is dropped when the log is emptied. What
+the writer writes meanwhile goes through the log, so a later checkpoint cleans it.
 Rule 4. A mark beside the database has its size and time as of the last clean state, and during a checkpoint the salts
 of the log that is copied. If another program, or a memstream without these rules, has written since, the mark does not
 fit, and all pages are read once.
-Format: https://www.sqlite.org/fileformat2.html
+Rule 5. A thread copies a long log while the writer goes on, so no write waits for that. Only the rest, which came
+meanwhile, is copied on the writer's thread; then the log begins again.
+Formats: https://www.sqlite.org/fileformat2.html, https://www.sqlite.org/walformat.html
 """
 
 from __future__ import annotations
@@ -21,10 +24,14 @@ import contextlib
 import os
 import sqlite3
 import struct
+import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-_LOG_HEADER, _FRAME_HEADER = struct.Struct(">8I"), struct.Struct(">4I8x")
+_LOG_HEADER_BYTES, _FRAME_HEADER = 32, struct.Struct(">4I8x")
+_INDEX_HEADER_BYTES = 48
+_COMMITTED, _SALTS = struct.Struct("=16xI28x"), struct.Struct(">32x2I8x")
 _PAGE_HEADER, _FREE_BLOCK = struct.Struct(">BHHH"), struct.Struct(">HH")
 _INTERIOR, _LEAF = frozenset({2, 5}), frozenset({10, 13})
 PAGES_MAX = 1 << 25
@@ -32,30 +39,41 @@ PAGES_MAX = 1 << 25
 database is rewritten when its log is emptied."""
 _BUSY_S = 0.02
 """How long emptying the log may wait for readers; the writer waits too."""
+REST_FRAMES = 250
+"""Frames that may be copied while the writer waits: 1 MB."""
+LOG_FRAMES_MAX = 16_000
+"""64 MB: from there on the writer waits for the copy of the log."""
 _SWEEP_PAGES = 256
+_ANY_ROW = "SELECT 1 FROM sqlite_master LIMIT 1"
 
 
 class Checkpoints:
-    """All checkpoints of one database. Call it on one thread at a time, while the writer has no open transaction.
+    """All checkpoints of one database. Call it on the writer's thread, except for `copy_log`, while the writer has no
+    open transaction.
 
     Make it before the last other connection is closed, because SQLite then checkpoints too, and close it last.
     """
 
     def __init__(self, path: Path) -> None:
         self._mark = path.with_name(path.name + "-clean")
-        self._log_path = path.with_name(path.name + "-wal")
-        self._connection = sqlite3.connect(path, _BUSY_S, isolation_level=None, check_same_thread=False)
-        for pragma in ("synchronous = FULL", "wal_autocheckpoint = 0"):
-            self._connection.execute(f"PRAGMA {pragma}")
+        self._connection, self._copier, self._holder = (_connect(path) for _ in range(3))
         (self._page_bytes,) = self._connection.execute("PRAGMA page_size").fetchone()
-        self.read_latest()  # opens the files
-        # Closed last: closing any descriptor of the file drops the locks of this process on it.
+        for connection in (self._connection, self._copier, self._holder):
+            connection.execute(_ANY_ROW).fetchall()  # opens the files
+        # Closed last: closing any descriptor of a file drops the locks of this process on it.
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._log = os.open(self._log_path, os.O_RDONLY | os.O_CLOEXEC)
-        self._salts, self._frames, self._clean = (0, 0), 0, True
-        self._pages: set[int] = set()
-        """Pages of the log that are not known to be clean in the database file."""
+        self._log = os.open(path.with_name(path.name + "-wal"), os.O_RDONLY | os.O_CLOEXEC)
+        self._index = os.open(path.with_name(path.name + "-shm"), os.O_RDONLY | os.O_CLOEXEC)
+        self._lock = threading.RLock()
+        """Guards what follows."""
+        self._salts = (0, 0)
+        """They tell one content of the log from the next."""
+        self._frames, self._copied, self._clean = 0, 0, True
+        """Committed frames of the log; how many of them are in the database file and clean there; whether all before
+        them are."""
         self._marked = self._mark.read_text("ascii", "replace") if self._mark.exists() else ""
+        self._thread = ThreadPoolExecutor(1, "journal-checkpoint")
+        self._copying: Future[None] | None = None
 
     def read_latest(self) -> None:
         """Read the latest state, so that no reader is the first. Call after each commit.
@@ -63,72 +81,114 @@ class Checkpoints:
         The first reader after a commit writes its mark into the WAL index, a mapped file. On a disk that hangs that
         page fault does not return, and neither does any other reader's.
         """
-        self._connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+        self._connection.execute(_ANY_ROW).fetchall()
 
     def checkpoint_if_long(self, frames: int) -> None:
-        """Checkpoint if that many frames are in the log. Call after each commit."""
-        self._follow_log()
-        if len(self._pages) and self._frames >= frames:
+        """Checkpoint if that many frames are in the log, most of them on another thread. Call after each commit.
+
+        Raises the error of the last copy.
+        """
+        _, count = self._read_index()
+        if self._copying is not None:
+            if not self._copying.done() and count < LOG_FRAMES_MAX:
+                return
+            done, self._copying = self._copying, None
+            done.result()
+        if count < frames:
+            return
+        with self._lock:
+            self._follow_log()
+            left = self._frames - self._copied
+        if left > REST_FRAMES and count < LOG_FRAMES_MAX:
+            self._copying = self._thread.submit(self.copy_log)
+        elif left:
             self.checkpoint()
+
+    def copy_log(self) -> None:
+        """Copy and clean what the log has now, durably. On any thread, while the writer goes on."""
+        self.checkpoint()
+        os.fsync(self._file)
 
     def checkpoint(self) -> bool:
         """Copy the log into the database and clean its pages. False if a reader still needs an older state."""
+        with self._lock:
+            self._holder.execute("BEGIN")
+            try:
+                self._holder.execute(_ANY_ROW).fetchall()  # from here on the log does not begin again
+                return self._copy_frames()
+            finally:
+                self._holder.execute("COMMIT")
+
+    def empty_log(self) -> bool:
+        """Checkpoint, make it durable, and truncate the log, which holds earlier pages. False: readers hold it."""
+        with self._lock:
+            if self._is_large():
+                self._copier.execute("VACUUM")
+            if not self.checkpoint():
+                return False
+            os.fsync(self._file)
+            (busy, _, _) = self._copier.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            return bool(busy == 0)
+
+    def close(self) -> None:
+        """Empty the log and close the files."""
+        self._thread.shutdown()
+        with contextlib.suppress(sqlite3.Error):  # a full disk: the log stays for the next start
+            self.empty_log()
+        for connection in (self._connection, self._copier, self._holder):
+            connection.close()
+        for file in (self._index, self._log, self._file):
+            os.close(file)
+
+    # ---- the log
+    def _read_index(self) -> tuple[tuple[int, int], int]:
+        """The salts of the log and its committed frames, from the WAL index; its header is written twice."""
+        while True:
+            found = os.pread(self._index, 2 * _INDEX_HEADER_BYTES, 0)
+            header = found[:_INDEX_HEADER_BYTES]
+            if header == found[_INDEX_HEADER_BYTES:]:
+                first, second = _SALTS.unpack(header)
+                return (first, second), int(_COMMITTED.unpack(header)[0])
+
+    def _follow_log(self) -> None:
+        """Note what was committed since the last call."""
+        salts, frames = self._read_index()
+        if salts != self._salts:
+            self._clean = self._clean and self._copied >= self._frames  # else another program has checkpointed
+            self._salts, self._copied = salts, 0
+        self._frames = frames
+
+    def _copy_frames(self) -> bool:
+        """Copy frames and zero the unused bytes of their pages. False if some have to wait."""
         self._follow_log()
         log_state = f"log {self._salts[0]} {self._salts[1]}\n"
         self._clean = self._clean and self._marked in (self._state(), log_state)
         if self._clean:
             self._write_mark(log_state)
-        (_, frames, copied) = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        if copied < frames:
-            return False
+        (_, frames, copied) = self._copier.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if copied < self._copied or self._read_index()[0] != self._salts:
+            return False  # -1, as the writer was changing the index; or frames of another content, none of them copied
         if self._is_large():
-            self._clean = False
-            return True
+            self._copied, self._clean = copied, False
+            return bool(copied == frames)
         if self._clean:
-            self._zero_unused((number, self._read(number, 1)) for number in sorted(self._pages))
+            numbers = sorted(set(self._read_numbers(self._copied, copied)))
+            self._zero_unused((number, self._read(number, 1)) for number in numbers)
         else:
             self._zero_unused(self._sweep())
-        self._pages.clear()
-        self._clean = True
+        self._frames, self._copied, self._clean = frames, copied, True
         self._write_mark(self._state())
-        return True
+        return bool(copied == frames)
 
-    def empty_log(self) -> bool:
-        """Checkpoint, make it durable, and truncate the log, which holds earlier pages. False: readers hold it."""
-        if self._is_large():
-            self._connection.execute("VACUUM")
-        if not self.checkpoint():
-            return False
-        os.fsync(self._file)
-        (busy, _, _) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return bool(busy == 0)
-
-    def close(self) -> None:
-        """Empty the log and close the files."""
-        with contextlib.suppress(sqlite3.Error):  # a full disk: the log stays for the next start
-            self.empty_log()
-        self._connection.close()
-        os.close(self._log)
-        os.close(self._file)
-
-    # ---- the log
-    def _follow_log(self) -> None:
-        """Note the pages of the frames that were added. A frame that no commit ended names a page too many."""
-        header = os.pread(self._log, _LOG_HEADER.size, 0)
-        salts = _LOG_HEADER.unpack(header)[4:6] if len(header) == _LOG_HEADER.size else (0, 0)
-        if salts != self._salts:
-            self._clean = self._clean and not self._pages  # else another program has checkpointed
-            self._salts, self._frames = salts, 0
+    def _read_numbers(self, first: int, end: int) -> Iterator[int]:
+        """The pages of these frames, which are committed and which nobody overwrites meanwhile."""
         width = _FRAME_HEADER.size + self._page_bytes
-        while True:
-            found = os.pread(self._log, _FRAME_HEADER.size, _LOG_HEADER.size + self._frames * width)
-            if len(found) < _FRAME_HEADER.size:
-                return
-            number, _, *frame_salts = _FRAME_HEADER.unpack(found)
-            if tuple(frame_salts) != salts:
-                return
-            self._pages.add(number)
-            self._frames += 1
+        for frame in range(first, end):
+            header = os.pread(self._log, _FRAME_HEADER.size, _LOG_HEADER_BYTES + frame * width)
+            number, _, *salts = _FRAME_HEADER.unpack(header)
+            if tuple(salts) != self._salts:
+                raise sqlite3.DatabaseError(f"frame {frame + 1} of the log is not of its present content")
+            yield number
 
     # ---- pages
     def _is_large(self) -> bool:
@@ -157,6 +217,13 @@ class Checkpoints:
         """Not durable: after a power loss it may not fit, and the next start reads all pages."""
         self._mark.write_text(state, encoding="ascii")
         self._marked = state
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, _BUSY_S, isolation_level=None, check_same_thread=False)
+    for pragma in ("synchronous = FULL", "wal_autocheckpoint = 0"):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
 
 
 def find_unused(page: bytes, header: int) -> list[tuple[int, int]]:

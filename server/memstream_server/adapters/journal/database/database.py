@@ -60,6 +60,10 @@ class Database(Protocol):
         """Called on the writer's thread after each group."""
         ...
 
+    def copy_log(self) -> None:
+        """Do most of the work of `scrub`, on any thread, while the writer goes on."""
+        ...
+
     @property
     def scrub(self) -> Callable[[], bool] | None:
         """Leave no bytes of deleted rows in the database's files; the writer has no open connection meanwhile. False if

@@ -230,6 +230,11 @@ class DirectoryDatabase:
         self._checkpoints.read_latest()
         self._checkpoints.checkpoint_if_long(sqlite.WAL_CHECKPOINT_PAGES)
 
+    def copy_log(self) -> None:
+        """See database.py."""
+        with sqlite.translating_errors():
+            self._checkpoints.copy_log()
+
     def scrub(self) -> bool:
         """See database.py."""
         with sqlite.translating_errors():

@@ -165,6 +165,9 @@ class PostgresDatabase:
     def tend_log(self) -> None:
         """PostgreSQL does."""
 
+    def copy_log(self) -> None:
+        """PostgreSQL does."""
+
     def why_uncommitted(self, error: Exception) -> WriteRefused | None:
         """See database.py: a full disk while PostgreSQL writes the commit's record rolls back."""
         translated = self.translate_error(error) if isinstance(error, DBAPIError) else None

@@ -46,8 +46,8 @@ from memstream_server.ports.journal.errors import (
 
 BUSY_TIMEOUT_S = 5.0
 """How long to wait for another program that holds SQLite's lock, for instance a shell on the file."""
-WAL_CHECKPOINT_PAGES = 4_000
-"""16 MB: a page that many commits rewrite goes into the database file once."""
+WAL_CHECKPOINT_PAGES = 1_000
+"""4 MB: writes wait for the disk while it takes the copies of a longer log."""
 WAL_KEPT_BYTES = 64 << 20
 _COMMON = ("PRAGMA foreign_keys = OFF", "PRAGMA temp_store = MEMORY")
 _WRITER = (
