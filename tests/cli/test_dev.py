@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import httpx2
@@ -89,13 +91,38 @@ def test_serve_says_that_its_port_is_in_use(tmp_path: Path) -> None:
     assert metrics.stderr.endswith(f"cannot listen at {address} (metrics_listen): Address already in use\n")
 
 
-def test_taken_port_is_an_error_that_names_the_flag(tmp_path: Path) -> None:
+def test_dev_takes_another_port_for_a_taken_one(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = run("dev", "--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "data"))
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"memstream: 127.0.0.1:{port} is in use")
-    assert "--listen 127.0.0.1:0" in done.stderr
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [*COMMAND, "dev", "--listen", address, "--data", str(tmp_path / "data"), "--json"]
+        with run_process(command, env=environment(), stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            described = json.loads(process.stdout.readline())
+            own = described["address"]
+            assert own != address
+            assert f"{address} is in use, perhaps by another server: this one is at {own}" in process.stderr.readline()
+            assert call("info", "--json", target=own).returncode == 0
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+
+
+def test_serve_takes_another_http_port_than_a_taken_default(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # another server may have it already
+            stack.enter_context(socket.create_server(("127.0.0.1", 7701)))
+        command = [*COMMAND, "serve", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data")]
+        with run_process(command, env=environment()) as process:
+            assert process.stdout is not None
+            url = ""
+            while not url:
+                line = process.stdout.readline()
+                assert line
+                url = line.split()[1] if line.strip().startswith("http ") else ""
+            assert not url.endswith(":7701/")
+            assert httpx2.get(f"{url}healthz", timeout=30).text == "ok\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
 
 
 def test_address_that_is_none_is_misuse() -> None:

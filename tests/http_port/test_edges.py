@@ -12,9 +12,11 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from google.protobuf import json_format
 from google.rpc import error_details_pb2
 
 import memstream
+from memstream.v1 import fragment_pb2
 from tests.server.conftest import QUICK, check_log
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
@@ -68,9 +70,24 @@ def test_page_of_another_origin_is_refused(http_server: Server) -> None:
         ("", "not JSON"),
         ("[]", "not JSON"),
         ("nonsense", "not JSON"),
-        ('{"namespac": "a"}', 'no field named "namespac"'),
+        ('{"namespac": "a"}', "namespac: is no field of RecallOnceRequest: did you mean namespace?"),
+        ('{"namespace": "a",}', "the body is not JSON: line 1, column "),
+        ('{"query": {"limit": "many"}}', "query.limit: is 'many', a whole number of 32 bits is wanted"),
+        ('{"query": {"limit": 1.5}}', "query.limit: is 1.5, a whole number of 32 bits is wanted"),
+        ('{"query": {"explain": "yes"}}', "query.explain: is 'yes', true or false is wanted"),
+        ('{"query": {"text": 7}}', "query.text: is 7, a string is wanted"),
+        ('{"query": {"truth": "SOME"}}', "query.truth: is 'SOME', one of TRUTH_UNSPECIFIED, TRUTH_CURRENT, "),
+        ('{"query": {"now": "yesterday"}}', "query.now: is 'yesterday', a time such as \"2026-05-08T12:00:00Z\" is"),
+        ('{"query": {"timeout": 5}}', 'query.timeout: is 5, a duration in seconds such as "10s" is wanted'),
+        ('{"query": "tea"}', "query: is 'tea', an object is wanted"),
+        ('{"query": {"filter": {"speakers": "Bob"}}}', "query.filter.speakers: is 'Bob', a list is wanted"),
+        ('{"query": {"filter": {"speakers": ["Bob", 7]}}}', "query.filter.speakers[1]: is 7, a string is wanted"),
+        ('{"query": {"text": "x", "structured": {}}}', "query: has more than one of text, structured"),
+        ('{"query": {"minRevision": "x"}}', "query.minRevision: is 'x', a whole number of 64 bits is wanted"),
+        ('{"query": {"filter": {"metadata": [{"key": "a", "values": [{}, null]}]}}}', "values[1]: is null, a text, a "),
+        ('{"query": {"limit": 1%s}}' % ("0" * 5_000), "the body is not JSON: a number has too many digits"),
         ("[" * 100_000, "elements"),
-        ('{"query":' * 500 + "{}" + "}" * 500, "not JSON"),
+        ('{"query":' * 500 + "{}" + "}" * 500, "query.query: is no field of RecallQuery"),
         ('{"namespace": "a", "memory": "b", "query": {"text": "' + "x" * 1_100_000 + '"}}', "bytes"),
         (b'{"namespace": "\xff"}', "not JSON"),
     ],
@@ -82,6 +99,35 @@ def test_malformed_body_is_explained(body: str | bytes, problem: str, http_serve
     assert problem in answer.json()["message"]
     details = {each["type"]: each["debug"] for each in answer.json()["details"]}
     assert details["google.rpc.ErrorInfo"]["reason"] == "INVALID_FIELD"
+
+
+METADATA = [("x", "x"), (5, 5), (2.5, 2.5), (True, True), ({"stringValue": "x"}, "x"), ({"intValue": "5"}, 5), ("", "")]
+
+
+@pytest.mark.parametrize(("given", "kept"), METADATA)
+def test_metadata_may_be_plain_json(given: object, kept: object, http_server: Server) -> None:
+    path = {"namespace": "plain", "memory": f"m{METADATA.index((given, kept))}"}
+    address = http_server[1]
+    assert call(address, "/memstream.v1.MemoryService/CreateMemory", json.dumps(path)).status_code == 200
+    body = path | {"observations": [{"content": "tea", "metadata": {"a": given}}, {"content": "milk"}]}
+    answer = call(address, "/memstream.v1.StreamService/ObserveBatch", json.dumps(body))
+    assert answer.status_code == 200, answer.text
+    query = {"text": "tea", "filter": {"metadata": [{"key": "a", "values": [given]}]}}
+    found = call(address, RECALL, json.dumps(path | {"query": query})).json()["recollections"]["recollections"]
+    assert [one["fragment"]["content"] for one in found] == ["tea"]
+    message = fragment_pb2.Fragment()
+    json_format.ParseDict(found[0]["fragment"], message)
+    value = message.metadata["a"]
+    held = getattr(value, value.WhichOneof("kind"))
+    assert (held, type(held)) == (kept, type(kept))
+
+
+@pytest.mark.parametrize(("given", "shown"), [([1], "a list"), (None, "null"), ({}, ""), (10**19, "1" + "0" * 19)])
+def test_metadata_that_is_no_value_is_refused(given: object, shown: str, http_server: Server) -> None:
+    body = {"namespace": "plain", "memory": "m0", "observations": [{"content": "tea", "metadata": {"a": given}}]}
+    answer = call(http_server[1], "/memstream.v1.StreamService/ObserveBatch", json.dumps(body))
+    assert shown in answer.text
+    assert "metadata['a']" in answer.text
 
 
 def test_invalid_field_is_readable_without_protobuf(http_server: Server) -> None:

@@ -27,7 +27,7 @@ from memstream_server.engine.runtime.dependencies import EngineParts
 from memstream_server.observability import Metrics, serve_metrics, watch_loop
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.spaces import Space
-from memstream_server.settings import Settings
+from memstream_server.settings import Settings, parse_listen
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal import SqlJournal
@@ -194,7 +194,7 @@ async def _start_engine(
 
 async def _start_http(server: RpcServer, settings: Settings) -> str:
     """Starts the HTTP port, and returns its URL; empty without one. Another server may have the default port: then this
-    one runs without."""
+    one takes a free one. A port that was set must be free. Raises OSError."""
     if not settings.http_listen:
         return ""
     try:
@@ -202,8 +202,9 @@ async def _start_http(server: RpcServer, settings: Settings) -> str:
     except OSError as error:
         if "http_listen" in settings.model_fields_set:
             raise
-        log.warning("http_port_in_use", reason=error, remedy="set http_listen to another port, or empty for none")
-        return ""
+        host, _ = parse_listen(settings.http_listen)
+        address = await server.start_http(settings.model_copy(update={"http_listen": f"{host}:0"}))
+        log.warning("http_port_in_use", reason=error, remedy=f"it listens at {address}; http_listen chooses a port")
     log.info("http_listening", address=address)
     return f"http{'' if settings.tls_cert_file is None else 's'}://{address}/"
 

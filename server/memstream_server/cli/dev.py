@@ -97,7 +97,7 @@ async def _run_dev(directory: Path, listen: str, opens: bool, as_json: bool) -> 
 async def _open_server(stack: contextlib.AsyncExitStack, directory: Path, listen: str) -> tuple[Opening, Client, str]:
     """The server that has the directory, or a new one, with its HTTP address; the running one may have none.
 
-    A new one takes the default address, or a free one if that is in use.
+    A new one takes free ports where others are in use.
     """
     from memstream.local_files import Directory  # it needs Unix
 
@@ -107,41 +107,40 @@ async def _open_server(stack: contextlib.AsyncExitStack, directory: Path, listen
         http = str(json.loads(running.get("http_listen", '""')))
         opening = local(directory, listen=listen, http_listen=http) if http else local(directory, listen=listen)
         return opening, await stack.enter_async_context(opening), http
-    _check_listen(listen)
     while True:
-        http = _find_free(DEFAULT_HTTP)
-        opening = local(directory, listen=listen, http_listen=http)
+        free, http = _find_free(listen), _find_free(DEFAULT_HTTP)
+        opening = local(directory, listen=free, http_listen=http)
         try:
-            return opening, await stack.enter_async_context(opening), http
+            client = await stack.enter_async_context(opening)
         except errors.LocalServerFailed:
-            if _find_free(http) == http:  # not because another process took the address meanwhile
+            if (_find_free(free), _find_free(http)) == (free, http):  # no other process took an address meanwhile
                 raise
-
-
-def _check_listen(listen: str) -> None:
-    """Raises Misuse if this is no address, Failure if another process listens there."""
-    if listen.startswith("unix:"):
-        return
-    try:
-        host, port = parse_listen(listen)
-    except ValueError as error:
-        raise Misuse(f"--listen: {error}") from error
-    try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise Failure(f"cannot listen at {listen}: {error.strerror}") from error
-        raise Failure(
-            f"{listen} is in use, perhaps by another server: --listen 127.0.0.1:0 takes a free port"
-        ) from error
+            continue
+        if free != listen and not listen.endswith(":0"):
+            print_line(f"{listen} is in use, perhaps by another server: this one is at {opening.address}", err=True)
+        return opening, client, http
 
 
 def _find_free(address: str) -> str:
-    """The address, or another free port of its host if it is in use."""
-    host, port = parse_listen(address)
+    """The address, or another free port of its host if it is in use. Raises Misuse for what is no address, and Failure
+    if the process may not listen there."""
+    if address.startswith("unix:"):
+        return address
+    try:
+        host, port = parse_listen(address)
+    except ValueError as error:
+        raise Misuse(f"--listen: {error}") from error
     for number in (port, 0):
-        with contextlib.suppress(OSError), socket.create_server((host, number)) as probe:
-            return f"{host}:{probe.getsockname()[1]}"
+        try:
+            with socket.create_server(
+                (host, number), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+            ) as probe:
+                free = probe.getsockname()[1]
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise Failure(f"cannot listen at {address}: {error.strerror}") from error
+        else:
+            return f"[{host}]:{free}" if ":" in host else f"{host}:{free}"
     raise Failure(f"no port of {host} is free")
 
 

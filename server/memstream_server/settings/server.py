@@ -27,7 +27,7 @@ class ServerSettings(BaseModel):
     http_listen: MetricsListen = setting(
         "127.0.0.1:7701",
         "address of the HTTP port (Connect, gRPC-Web, JSON), host:port; empty is off; "
-        "if the default port is in use the server runs without it",
+        "if the default port is in use the server takes a free one",
     )
     http_hosts: str = setting(
         "", "more names that HTTP requests may have as their host, with commas: the public name behind a proxy"

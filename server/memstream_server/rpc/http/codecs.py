@@ -2,7 +2,8 @@
 
 Rule 1. A request body becomes the bytes of its message, which the request reader bounds and parses like a gRPC message.
 Rule 2. JSON is parsed here, so its size and number of elements are bounded first. An unknown field is an error: a
-misspelt one would otherwise be dropped. So is a field that one object has twice, under one name or both.
+misspelt one would otherwise be dropped. So is a field that one object has twice, under one name or both. A value of
+metadata may be plain JSON: "x", 5, 2.5, true. The texts of errors are ours: the parser's words change with its version.
 Rule 3. ConnectRPC calls its codecs and compressions on the event loop, in one piece: they pass on what they get. Large
 bodies are parsed and compressed in threads before and after.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -21,20 +23,39 @@ from connectrpc.errors import ConnectError
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
+from memstream.v1 import fragment_pb2
 from memstream_server.engine.errors import InvalidField
 from memstream_server.engine.runtime.threads import run_in_thread
 from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.rpc.http.errors import connect_error
 from memstream_server.rpc.request_reader import GZIP, RequestReader, decompress
-from memstream_server.rpc.validation import quote_text
+from memstream_server.rpc.validation import invalid_field, quote_text
 
 JSON_BYTES_FACTOR = 4
 """A JSON body may have this many times the bytes of the largest message: escapes, base64 and digits are longer."""
 _DEPTH_MAX = 64
-_UNREADABLE = {
+_UNREADABLE: dict[type[Exception], str] = {
     RecursionError: "is nested too deeply",
     SystemError: "a name has half of a surrogate pair",  # protobuf looks such a name up
+}
+_FAILURES = (json_format.ParseError, ValueError, RecursionError, SystemError)
+_METADATA_VALUE = fragment_pb2.MetadataValue.DESCRIPTOR
+_FORMS = {
+    "MetadataValue": "a text, a number, true or false",
+    "Timestamp": 'a time such as "2026-05-08T12:00:00Z"',
+    "Duration": 'a duration in seconds such as "10s"',
+    "FieldMask": 'names of fields with commas, such as "policy,labels",',
+}
+_SCALARS = {
+    FieldDescriptor.CPPTYPE_INT32: "a whole number of 32 bits",
+    FieldDescriptor.CPPTYPE_UINT32: "a whole number of 32 bits that is not negative",
+    FieldDescriptor.CPPTYPE_INT64: "a whole number of 64 bits",
+    FieldDescriptor.CPPTYPE_UINT64: "a whole number of 64 bits that is not negative",
+    FieldDescriptor.CPPTYPE_DOUBLE: "a number",
+    FieldDescriptor.CPPTYPE_FLOAT: "a number",
+    FieldDescriptor.CPPTYPE_BOOL: "true or false",
 }
 _PARSED_AT_ONCE = 4_096
 """Bytes of JSON that are parsed on the event loop: half a millisecond."""
@@ -121,14 +142,20 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _check_names(value: dict[str, Any], kind: Descriptor) -> None:
-    """Raises InvalidField if an object has a field by both of its names, newMemory and new_memory."""
+def _find_field(kind: Descriptor, name: str) -> FieldDescriptor | None:
+    found: FieldDescriptor | None = kind.fields_by_camelcase_name.get(name) or kind.fields_by_name.get(name)
+    return found
+
+
+def _complete_values(value: dict[str, Any], kind: Descriptor) -> None:
+    """Writes plain values of metadata as messages. Raises InvalidField if an object has a field by both of its names,
+    newMemory and new_memory."""
     if kind.full_name.startswith("google.protobuf."):  # their JSON has forms of its own
         return
     given: dict[int, str] = {}
     for name, held in value.items():
-        field: FieldDescriptor | None = kind.fields_by_camelcase_name.get(name) or kind.fields_by_name.get(name)
-        if field is None:  # protobuf names it
+        field = _find_field(kind, name)
+        if field is None:
             continue
         if field.number in given:
             raise InvalidField(f"the field {field.name} is in one object twice: {given[field.number]} and {name}")
@@ -138,10 +165,94 @@ def _check_names(value: dict[str, Any], kind: Descriptor) -> None:
         inner: Descriptor | None = field.message_type
         if field.message_type.GetOptions().map_entry:
             inner = field.message_type.fields_by_name["value"].message_type
-            held = list(held.values()) if isinstance(held, dict) else []
+        if inner is None:
+            continue
+        if inner is _METADATA_VALUE and isinstance(held, dict):
+            held.update((key, _metadata_value(each)) for key, each in held.items())
+        elif inner is _METADATA_VALUE and isinstance(held, list):
+            held[:] = map(_metadata_value, held)
+        held = list(held.values()) if isinstance(held, dict) and inner is not field.message_type else held
         for each in held if isinstance(held, list) else [held]:
-            if inner is not None and isinstance(each, dict):
-                _check_names(each, inner)
+            if isinstance(each, dict):
+                _complete_values(each, inner)
+
+
+def _metadata_value(value: Any) -> Any:
+    """A plain value as the JSON of MetadataValue; any other as it is."""
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    names = {str: "stringValue", int: "intValue", float: "doubleValue"}
+    return {names[type(value)]: value} if type(value) in names else value
+
+
+def _explain_object(value: Any, kind: Descriptor, path: str) -> InvalidField:
+    """Why a value is not the JSON of a message: the first field that cannot be read alone."""
+    if not isinstance(value, dict):
+        return invalid_field(path, f"is {_show(value)}, an object is wanted")
+    for name, held in value.items():
+        where = f"{path}.{name}" if path else name
+        field = _find_field(kind, name)
+        if field is None:
+            near = get_close_matches(name, [each.camelcase_name for each in kind.fields], 1)
+            meant = f": did you mean {near[0]}?" if near else ""
+            return invalid_field(where, f"is no field of {kind.name}{meant}")
+        if not _is_readable({name: held}, kind):
+            return _explain_field(held, kind, field, name, where)
+    choices = (f"{', '.join(each.camelcase_name for each in one.fields)}" for one in kind.oneofs)
+    return invalid_field(path or "body", f"has more than one of {' or of '.join(choices)}")
+
+
+def _explain_field(held: Any, kind: Descriptor, field: FieldDescriptor, name: str, where: str) -> InvalidField:
+    inner = field.message_type
+    if inner is not None and inner.GetOptions().map_entry:
+        if not isinstance(held, dict):
+            return invalid_field(where, f"is {_show(held)}, an object is wanted")
+        value = inner.fields_by_name["value"]
+        for key, each in held.items():
+            if not _is_readable({name: {key: each}}, kind):
+                return _explain_value(each, value, f"{where}[{quote_text(key)}]")
+    elif field.is_repeated:
+        if not isinstance(held, list):
+            return invalid_field(where, f"is {_show(held)}, a list is wanted")
+        for place, each in enumerate(held):
+            if not _is_readable({name: [each]}, kind):
+                return _explain_value(each, field, f"{where}[{place}]")
+    return _explain_value(held, field, where)
+
+
+def _explain_value(held: Any, field: FieldDescriptor, where: str) -> InvalidField:
+    inner = field.message_type
+    if inner is not None and inner is not _METADATA_VALUE and not inner.full_name.startswith("google.protobuf."):
+        return _explain_object(held, inner, where)
+    if inner is _METADATA_VALUE and isinstance(held, dict) and len(held) == 1:
+        held = next(iter(held.values()))  # perhaps a plain value, as it came
+    if inner is not None:
+        wanted = _FORMS.get(inner.name, f"the JSON of {inner.full_name}")
+    elif field.enum_type is not None:
+        wanted = f"one of {', '.join(value.name for value in field.enum_type.values)}"
+    else:
+        wanted = _SCALARS.get(field.cpp_type, "a string")
+        if field.type == FieldDescriptor.TYPE_BYTES:
+            wanted = "a string in base64"
+    return invalid_field(where, f"is {_show(held)}, {wanted} is wanted")
+
+
+def _is_readable(value: dict[str, Any], kind: Descriptor) -> bool:
+    try:
+        json_format.ParseDict(value, GetMessageClass(kind)(), max_recursion_depth=_DEPTH_MAX)
+    except _FAILURES:
+        return False
+    return True
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, str):
+        return quote_text(value)
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, int) and abs(value) >= 10**20:
+        return "a number of more than 20 digits"
+    return json.dumps(value)
 
 
 def _dump(value: Any) -> str:
@@ -192,6 +303,19 @@ def _is_ours(field: FieldDescriptor) -> bool:
     return kind is not None and kind.full_name.startswith("memstream.") and not kind.GetOptions().map_entry
 
 
+def _explain_failure(error: Exception, value: Any, kind: Descriptor) -> InvalidField:
+    """The error of a body that cannot be read; `value`: what its JSON has, None if it is no JSON."""
+    if isinstance(error, RecursionError | SystemError):
+        return InvalidField(f"the body is not JSON of {kind.name}: {_UNREADABLE[type(error)]}")
+    if value is not None:
+        return _explain_object(value, kind, "")
+    if isinstance(error, json.JSONDecodeError):
+        return InvalidField(f"the body is not JSON: line {error.lineno}, column {error.colno}")
+    if isinstance(error, UnicodeDecodeError):
+        return InvalidField(f"the body is not JSON: byte {error.start + 1} is not UTF-8")
+    return InvalidField("the body is not JSON: a number has too many digits")
+
+
 class JsonCodec:
     """Protobuf's JSON form."""
 
@@ -227,20 +351,19 @@ class JsonReader:
             return await run_in_thread(partial(self._parse, text, kind, path))
 
     def _parse(self, data: bytes, kind: type[Any], path: str) -> bytes:
-        bounds = self._reader.find_rpc(path)
+        bounds, value = self._reader.find_rpc(path), None
         try:
             self._check_bounds(data, bounds.bytes_max, bounds.fields_max)
             value = json.loads(data, object_pairs_hook=_without_repeats)
             if not isinstance(value, dict):
                 raise InvalidField(f"the body is not JSON of {kind.DESCRIPTOR.name}: it must be an object")
-            _check_names(value, kind.DESCRIPTOR)
+            _complete_values(value, kind.DESCRIPTOR)
             message = json_format.ParseDict(value, kind(), max_recursion_depth=_DEPTH_MAX)
+            return bytes(message.SerializeToString())
         except InvalidField as error:
             raise connect_error(error) from None
-        except (json_format.ParseError, ValueError, RecursionError, SystemError) as error:
-            text = _UNREADABLE.get(type(error), str(error))
-            raise connect_error(InvalidField(f"the body is not JSON of {kind.DESCRIPTOR.name}: {text}")) from None
-        return bytes(message.SerializeToString())
+        except _FAILURES as error:
+            raise connect_error(_explain_failure(error, value, kind.DESCRIPTOR)) from None
 
     def _check_bounds(self, data: bytes | bytearray, bytes_max: int, fields_max: int) -> None:
         if len(data) > JSON_BYTES_FACTOR * bytes_max:
