@@ -134,6 +134,10 @@ class Operator:
     def __init__(self, server: ServerProcess, http: str, metrics: str) -> None:
         self._server, self._http, self._metrics = server, http, metrics
 
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
     async def sees(self) -> tuple[str, int, int, int, int, float]:
         """`degraded`, the health of writing, the HTTP statuses of both health paths and of the probe, the gauge."""
         async with grpc.aio.insecure_channel(self._server.address) as channel:
@@ -301,6 +305,29 @@ async def test_without_descriptors_reads_and_writes_go_on(make_server: MakeServe
         assert (await warm.recall_once("room"))[0].fragment.content == "warm has room"
         assert await contents(cold) == ["cold has room", "said without descriptors"]
         assert (await client.server_info()).degraded == ""
+
+
+async def test_no_descriptor_left_is_seen_and_reads_go_on(make_server: MakeServer) -> None:
+    async with operated(make_server) as (operator, client):
+        warm, cold = await two_memories(client)
+        await operator.wait_for("")
+        before = resource.prlimit(operator.pid, resource.RLIMIT_NOFILE)
+
+        async def is_seen() -> bool:
+            """Each time anew: the server may have closed some since."""
+            used = {int(name) for name in os.listdir(f"/proc/{operator.pid}/fd")}
+            lowest = min(set(range(max(used) + 2)) - used)
+            resource.prlimit(operator.pid, resource.RLIMIT_NOFILE, (lowest, before[1]))
+            return "no file descriptor left" in (await client.server_info()).degraded
+
+        try:
+            await until(is_seen)
+            await check_reads(warm, cold, cause="")
+            await cold.observe_batch(["said without descriptors"])
+        finally:
+            resource.prlimit(operator.pid, resource.RLIMIT_NOFILE, before)
+        await operator.wait_for("")
+        assert await contents(cold) == ["cold has room", "said without descriptors"]
 
 
 async def test_a_disk_that_fills_up_while_observing(make_server: MakeServer, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
-"""A server whose connections to PostgreSQL are cut: during COMMIT, before and after it took effect, and elsewhere."""
+"""A server whose PostgreSQL fails: connections are cut, during COMMIT and elsewhere, or it takes no write."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,10 @@ import memstream
 from memstream_server.adapters.journal import open_journal
 from memstream_server.ports.journal.errors import OutcomeUnknown
 from tests.journal.samples import Now, record, transition
-from tests.server.conftest import WITH_INDEX, check_log, started
+from tests.server.conftest import QUICK, WITH_INDEX, check_log, started
 from tests.server.listing import contents, observed_once
 from tests.server.producing import PATIENT, Producer, words
+from tests.server.test_storage import Operator, check_reads, operated, two_memories
 from tests.support.relay import Relay
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -52,6 +55,51 @@ async def test_an_unanswered_commit_is_unknown_and_read_again(postgres: Cluster,
         assert revision == (2 if done else 1)
         await journal.commit(transition(revision))
         await journal.close()
+
+
+def set_read_only(cluster: Cluster, value: str) -> None:
+    """As providers do when a disk is nearly full; for the sessions that are open, too."""
+    cluster.execute("postgres", f"ALTER SYSTEM SET default_transaction_read_only = {value}")
+    cluster.execute("postgres", "SELECT pg_reload_conf()")
+
+
+@contextlib.asynccontextmanager
+async def operated_on(cluster: Cluster, tmp_path: Path) -> AsyncIterator[tuple[Operator, memstream.Client]]:
+    settings = QUICK | {"journal_url": cluster.database()}
+    async with operated(lambda **own: ServerProcess(tmp_path / "data").configure(**(settings | own))) as both:
+        await both[0].wait_for("")
+        yield both
+
+
+async def sees_no_writing(operator: Operator, cause: str) -> bool:
+    """Reads may have ended with the lease, which is a write."""
+    degraded, writing, _, *rest = await operator.sees()
+    return cause in degraded and (writing, rest) == (2, [503, 503, 0.0])
+
+
+async def test_a_read_only_database_is_seen_while_nobody_writes(postgres: Cluster, tmp_path: Path) -> None:
+    async with operated_on(postgres, tmp_path) as (operator, client):
+        warm, cold = await two_memories(client)
+        try:
+            set_read_only(postgres, "on")
+            await until(lambda: sees_no_writing(operator, "read-only"))
+        finally:
+            set_read_only(postgres, "off")
+        await operator.wait_for("")
+        await check_reads(warm, cold, cause="")
+        await warm.observe_batch(["said afterwards"])
+
+
+async def test_an_absent_database_is_seen_while_nobody_writes(postgres: Cluster, tmp_path: Path) -> None:
+    async with operated_on(postgres, tmp_path) as (operator, client):
+        warm, cold = await two_memories(client)
+        await asyncio.to_thread(postgres.stop)
+        try:
+            await until(lambda: sees_no_writing(operator, "cannot be reached"))
+        finally:
+            await asyncio.to_thread(postgres.start)
+        await operator.wait_for("")
+        await check_reads(warm, cold, cause="")
 
 
 async def test_producers_survive_unanswered_commits(postgres: Cluster, tmp_path: Path) -> None:

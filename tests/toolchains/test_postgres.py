@@ -27,6 +27,7 @@ from memstream_server.ports.journal.errors import (
     Conflict,
     JournalError,
     NamespaceFull,
+    NotWritable,
     OutcomeUnknown,
     StorageFull,
     Unreadable,
@@ -347,6 +348,22 @@ async def test_calls_fail_while_the_database_is_away_then_succeed(postgres: Clus
 
 
 # ---- what PostgreSQL refuses
+
+
+async def test_a_read_only_database_refuses_writes_by_name(postgres: Cluster, journal: SqlJournal, url: str) -> None:
+    await journal.commit(transition(1, rows=(row(fragment(0)),)))
+    name = url.partition("?")[0].rpartition("/")[2]
+    postgres.execute("postgres", f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    postgres.end_sessions(url)
+    with pytest.raises(NotWritable, match="read-only"):
+        await journal.commit(transition(2))
+    await journal.check_writing()
+    assert "its database is read-only" in journal.write_problem
+    assert [one.id for one in await journal.get_fragments("u1", [fragment(0).id])] == [fragment(0).id]
+    postgres.execute("postgres", f"ALTER DATABASE {name} SET default_transaction_read_only = off")
+    postgres.end_sessions(url)
+    await journal.commit(transition(2, rows=(row(fragment(1)),)))
+    assert journal.write_problem == ""
 
 
 async def test_a_full_disk_fails_only_the_writes_that_do_not_fit(

@@ -159,16 +159,15 @@ class SqlJournal:
         if full is not None:
             self._writer.note_problem(StorageFull(full))
         elif self._trial is None or self._trial.done():  # not awaited: on a disk that hangs it does not return
-            self._trial = asyncio.create_task(self._probe() if self._writer.problem is None else self._try_write())
+            self._trial = asyncio.create_task(self._try_to_write())
 
-    async def _probe(self) -> None:
-        """Notice a read-only disk while nobody writes."""
+    async def _try_to_write(self) -> None:
+        """Notice a storage that takes no write while nobody writes; after a problem, find whether it is over."""
         if (found := await asyncio.to_thread(self._database.why_unwritable)) is not None:
             self._writer.note_problem(found)
-
-    async def _try_write(self) -> None:
-        with contextlib.suppress(JournalError):  # the writer remembers it
-            await self._write(writes.set_meta, 1, True, "write_trial", "")
+        elif self._writer.problem is not None:
+            with contextlib.suppress(JournalError):  # the writer remembers it
+                await self._write(writes.set_meta, 1, True, "write_trial", "")
 
     async def get_space(self) -> Space | None:
         return (await self.get_spaces()).in_force

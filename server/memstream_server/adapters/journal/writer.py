@@ -182,7 +182,7 @@ class Writer:
 
     def note_problem(self, problem: WriteRefused) -> None:
         """The storage takes no write, as someone else found."""
-        self._failing = self._failing or problem
+        self._failing = self._failing if isinstance(self._failing, WriteRefused) else problem
 
     async def close(self) -> None:
         """Commit what was submitted, then end the thread."""
@@ -374,13 +374,15 @@ def _run_works(connection: Connection, works: Sequence[Work]) -> list[Any]:
 
 
 def _failure_of(outcomes: Sequence[_Outcome], before: JournalError | None) -> JournalError | None:
-    """Why the storage took no write of a group; None once it took one. Below the reserve it takes those that add
-    nothing, which ends no shortage of space."""
+    """Why the storage took no write of a group; None once it took one that adds rows. What adds none may have written
+    nothing: below the reserve of space such writes are taken, and in a read-only database those that only read."""
     for outcome in outcomes:
-        if isinstance(outcome.error, WriteRefused | OutcomeUnknown):
+        if isinstance(outcome.error, WriteRefused):
             return outcome.error
-    adds = any(isinstance(outcome.write, _Write) and outcome.write.adds for outcome in outcomes)
-    return before if isinstance(before, StorageFull) and not adds else None
+        if isinstance(outcome.error, OutcomeUnknown):
+            return before if isinstance(before, WriteRefused) else outcome.error
+    taken = (outcome.write for outcome in outcomes if outcome.error is None)
+    return None if any(isinstance(write, _Write) and write.adds for write in taken) else before
 
 
 def _copy_error(error: JournalError) -> JournalError:

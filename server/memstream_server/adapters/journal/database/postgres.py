@@ -21,13 +21,16 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, LargeBinary, Select, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from memstream_server.adapters.journal.database import migrate
+from memstream_server.adapters.journal.database.database import read_snapshot
 from memstream_server.adapters.journal.sql.row_columns import Column, pack_blobs
 from memstream_server.ports.journal.errors import (
     AlreadyExists,
     Conflict,
     JournalError,
+    NotWritable,
     OutcomeUnknown,
     StorageFull,
     Unreadable,
@@ -78,6 +81,11 @@ _END_HOLDER = (
 )
 _TABLE_EXISTS = "42P07"
 _DISK_FULL = "53100"
+_READ_ONLY_STATE = "25006"
+_READ_ONLY = "its database is read-only"
+_IS_READ_ONLY = (  # of the writer's sessions: the readers' own are read-only anyway
+    "SELECT pg_is_in_recovery() OR reset_val = 'on' FROM pg_settings WHERE name = 'default_transaction_read_only'"
+)
 _LOCKED_OUT = ("40P01", "55P03")
 """A deadlock with another server or a row that it locks: rolling back the savepoint loses nothing else."""
 _FOR_GOOD = ("28", "3D", "3F", "42", "XX")
@@ -152,6 +160,8 @@ class PostgresDatabase:
         state, text = _sqlstate(error), _error_text(error)
         if state == _DISK_FULL:
             return StorageFull(f"the database's disk is full ({text}): free space there and retry")
+        if state == _READ_ONLY_STATE:
+            return NotWritable(f"the database refuses writes ({text})", _READ_ONLY)
         if state.startswith("23"):
             return AlreadyExists(text) if _is_taken(error) else Conflict(text)
         if _is_data_error(error):
@@ -178,8 +188,14 @@ class PostgresDatabase:
         return None
 
     def why_unwritable(self) -> WriteRefused | None:
-        """None: of a database's disk a server knows what the database refuses."""
-        return None
+        """See database.py. Of the database's disk it knows nothing: a full one shows up at a write."""
+        try:
+            is_read_only = read_snapshot(self, lambda connection: connection.exec_driver_sql(_IS_READ_ONLY).scalar())
+        except PoolTimeout:  # all readers read
+            return None
+        except JournalError as error:
+            return NotWritable(str(error), "its database cannot be reached")
+        return NotWritable("the database is read-only", _READ_ONLY) if is_read_only else None
 
     @contextmanager
     def begin_migrating(self) -> Iterator[Connection]:
