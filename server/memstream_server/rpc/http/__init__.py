@@ -6,6 +6,7 @@
 | codecs | JSON and binary bodies, bounded before they are parsed |
 | errors | statuses as errors of Connect |
 | endpoints | the rpcs as endpoints of ConnectRPC: identity first, then the body, then the handler |
+| event_stream | Watch, WatchMessages and standing queries as text/event-stream |
 | application | the ASGI application: hosts, origins, headers, health |
 | connection | how long a connection may wait, and its client certificate |
 | listener | the socket: TLS, start and graceful stop |

@@ -23,6 +23,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse
 
 from memstream_server.engine.errors import EngineError, QueryTimeout
+from memstream_server.rpc.http.event_stream import EventStream, asks_for_events
 from memstream_server.rpc.http.port import PEER_URIS, Asgi, Receive, Scope, Send
 from memstream_server.rpc.validation import invalid_field, quote_text
 
@@ -89,14 +90,18 @@ class HttpApplication:
         self._pages = pages
         self._settings = settings
         self._rpcs: Asgi = rpcs
+        self._events: Asgi = EventStream(rpcs)
         if settings.cors_origins:
-            self._rpcs = CORSMiddleware(
-                rpcs,
-                allow_origins=settings.cors_origins,
-                allow_methods=("POST",),
-                allow_headers=("*",),
-                expose_headers=_EXPOSED,
-                max_age=7_200,
+            self._rpcs, self._events = (
+                CORSMiddleware(
+                    each,
+                    allow_origins=settings.cors_origins,
+                    allow_methods=("GET", "POST"),
+                    allow_headers=("*",),
+                    expose_headers=_EXPOSED,
+                    max_age=7_200,
+                )
+                for each in (self._rpcs, self._events)
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,6 +129,8 @@ class HttpApplication:
             respond = _error(403, "permission_denied", "pages of this origin may not call: see http_cors_origins")
         elif page := next((each for each in self._pages if each.serves(scope["path"])), None):
             respond = page
+        elif asks_for_events(scope):
+            respond = self._events
         if not headers.get(b"content-type", b"").startswith(b"application/grpc-web"):
             send = _with_reason(send)
         await respond(scope, _bounded(receive, self._settings.body_max_s), _with_headers(send))

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Never
 
 import grpc
@@ -51,21 +51,33 @@ class HttpCall:
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._deadline_s = None if remaining_s is None else loop.time() + remaining_s
-        self._message: bytes | None = None
+        self._messages: list[bytes] = []
+        self._is_open = False
+        self.writer: Callable[[Any], Awaitable[None]] | None = None
+        """Takes what is written; set for a stream that event_stream.py makes."""
         self._code: grpc.StatusCode | None = None
         self._trailing: Metadata = ()
         self.initial: Metadata = ()
         self.status: status_pb2.Status | None = None
         """The status that ended the call."""
 
-    def receive(self, message: bytes) -> None:
-        """Sets the request message."""
-        self._message = message
+    def receive(self, *messages: bytes, is_open: bool = False) -> None:
+        """Sets the request messages; `is_open`: the client may send more until it disconnects."""
+        self._messages, self._is_open = list(messages), is_open
 
     async def read(self) -> Any:
-        """The request message, then EOF."""
-        message, self._message = self._message, None
-        return grpc.aio.EOF if message is None else message
+        """The next request message; after the last one EOF."""
+        if self._messages:
+            return self._messages.pop(0)
+        if self._is_open:
+            await asyncio.Event().wait()  # until the call is cancelled
+        return grpc.aio.EOF
+
+    async def write(self, message: Any) -> None:
+        """Sends a message beside those that the handler yields."""
+        if self.writer is None:
+            raise RuntimeError(f"this call over HTTP writes no {type(message).__name__}")
+        await self.writer(message)
 
     def invocation_metadata(self) -> Metadata:
         """The request's headers."""

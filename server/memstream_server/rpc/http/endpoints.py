@@ -25,6 +25,7 @@ from connectrpc.server import ConnectASGIApplication, Endpoint
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from memstream.v1 import stream_service_pb2
 from memstream_server.engine.errors import CapabilityMissing, EngineError, InvalidField
 from memstream_server.engine.runtime.call_context import ACCOUNT, REQUEST, Request
 from memstream_server.engine.runtime.turns import take_turn
@@ -42,6 +43,14 @@ from memstream_server.rpc.http.codecs import (
     write_body,
 )
 from memstream_server.rpc.http.errors import connect_error, connect_error_of, set_error_headers
+from memstream_server.rpc.http.event_stream import (
+    LAST_ID,
+    RECALL,
+    STANDING,
+    resume_after,
+    standing_messages,
+    standing_responses,
+)
 from memstream_server.rpc.request_reader import RequestReader
 from memstream_server.rpc.rpc_table import path_of
 
@@ -171,6 +180,9 @@ class Endpoints:
         self._calls: dict[int, _Admitted] = {}
         methods = [method for service in services for method in service.methods]
         made = {path_of(each): self._make_endpoint(each) for each in methods}
+        recall = next((each for each in methods if path_of(each) == RECALL), None)
+        if recall is not None:
+            made[STANDING] = self._make_standing(recall)
         self._json = JsonReader(reader)
         codecs: list[Any] = [BinaryCodec(), JsonCodec()]
         self.application = _Application(
@@ -223,7 +235,12 @@ class Endpoints:
             self._reader.budget.give_back(admitted.holder, surplus)
         if isinstance(message, JsonText):
             message = await self._json.read_json(message, kind, path, admitted.holder)
-        admitted.call.receive(message)
+        try:
+            admitted.call.receive(resume_after(path, message, context.request_headers.get(LAST_ID, "")))
+            if path == RECALL:
+                admitted.call.receive(*standing_messages(message), is_open=True)
+        except InvalidField as error:
+            raise connect_error(error) from None
         return admitted.call
 
     async def _answer(self, path: str, types: tuple[Any, Any], message: bytes, context: _Context) -> Reply:
@@ -244,6 +261,30 @@ class Endpoints:
                     for key, value in call.initial:
                         context.response_headers[key] = str(value)
                     yield await write_body(Reply(types[1], response), *_form_of(context))
+
+    def _make_standing(self, method: MethodDescriptor) -> Any:
+        """A standing query as a stream of the server, for event_stream.py."""
+        kind = stream_service_pb2.RecallOnceRequest
+        info: MethodInfo[Any, Any] = MethodInfo(
+            name=method.name,
+            service_name=method.containing_service.full_name,
+            input=kind,
+            output=Reply,
+            idempotency_level=IdempotencyLevel.UNKNOWN,
+            stream_type=StreamType.SERVER_STREAM,
+        )
+
+        async def stream(message: bytes, context: _Context) -> AsyncIterator[Reply]:
+            call = await self._receive(RECALL, kind, message, context)
+            with _errors_as_connect(call, context):
+                handler = await self._dispatcher.find_handler(RECALL, call)
+                async with contextlib.aclosing(standing_responses(handler, call)) as responses:
+                    async for response in responses:
+                        if response.HasField("failed"):
+                            raise connect_error_of(response.failed.status)
+                        yield await write_body(Reply(type(response), response), *_form_of(context))
+
+        return Endpoint.server_stream(info, stream)
 
 
 def _form_of(context: _Context) -> tuple[bool, bool]:
