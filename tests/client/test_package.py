@@ -71,3 +71,9 @@ def test_import_alone_loads_no_heavy_module() -> None:
 
 def test_connect_loads_nothing_of_server_or_extras() -> None:
     assert imported("import memstream; memstream.connect").isdisjoint({*UNUSED, *OWN_UNUSED})
+
+
+def test_what_adapters_import_first_imports_alone() -> None:
+    """The adapters of frameworks may import any of these before the blocking SDK, which imports them too."""
+    for module in ("memstream.any_loop", "memstream.sync.loop", "memstream.sync.bases", "memstream.client"):
+        run(f"import {module}")

@@ -130,13 +130,21 @@ class MemstreamStore(BaseStore):
     def _memory(self, namespace: Namespace) -> Memory:
         return self._client.asynchronous.memory(f"{self._namespace}/{memory_name(namespace)}")
 
-    async def _list_stored_namespaces(self, prefix: Namespace = ()) -> list[Namespace]:
-        """The namespaces below a prefix that have a memory."""
+    async def _list_stored_namespaces(self, prefix: Namespace = ()) -> dict[Namespace, bool]:
+        """The namespaces below a prefix that have a memory, in order, from one listing; False: it may be empty.
+
+        A memory without fragments is left out. A server that does not count them sets no `change_time` either.
+        """
         listed = self._client.asynchronous.list_memories(
             self._namespace, name_prefix=name_prefix(prefix), page_size=PAGE
         )
-        found = [named async for memory in listed if (named := namespace_of(memory.labels)) is not None]
-        return sorted(named for named in found if named[: len(prefix)] == prefix)
+        found: dict[Namespace, bool] = {}
+        async for memory in listed:
+            named = namespace_of(memory.labels)
+            counted = memory.fragments > 0
+            if named is not None and named[: len(prefix)] == prefix and (counted or memory.change_time is None):
+                found[named] = counted
+        return dict(sorted(found.items()))
 
     # ---- get
 
@@ -206,7 +214,7 @@ class MemstreamStore(BaseStore):
 
     async def _search(self, op: SearchOp) -> list[SearchItem]:
         end = op.offset + op.limit
-        within = await self._list_stored_namespaces(tuple(op.namespace_prefix))
+        within = list(await self._list_stored_namespaces(tuple(op.namespace_prefix)))
         if op.query:
             found = await self._rank_items(within, op, end)
         else:
@@ -298,22 +306,13 @@ class MemstreamStore(BaseStore):
     # ---- list namespaces
 
     async def _list_namespaces(self, op: ListNamespacesOp) -> list[Namespace]:
-        """Namespaces that hold items; queries their memories one by one until there are enough."""
-        meant = [
-            each
-            for each in await self._list_stored_namespaces(_common_prefix(op))
-            if meets_conditions(each, op.match_conditions)
-        ]
-        found: dict[Namespace, None] = {}
-        end = op.offset + op.limit
-        for start in range(0, len(meant), CALLS_MAX):
-            if len(found) >= end:
-                break
-            part = meant[start : start + CALLS_MAX]
-            for namespace, held in zip(part, await _map_concurrently(part, self._holds_items), strict=True):
-                if held:
-                    found[namespace if op.max_depth is None else namespace[: op.max_depth]] = None
-        return list(found)[op.offset : end]
+        """Namespaces that hold items."""
+        listed = await self._list_stored_namespaces(_common_prefix(op))
+        meant = {each: held for each, held in listed.items() if meets_conditions(each, op.match_conditions)}
+        unsure = [each for each, held in meant.items() if not held]
+        meant |= dict(zip(unsure, await _map_concurrently(unsure, self._holds_items), strict=True))
+        found = {each if op.max_depth is None else each[: op.max_depth]: None for each, held in meant.items() if held}
+        return list(found)[op.offset : op.offset + op.limit]
 
     async def _holds_items(self, namespace: Namespace) -> bool:
         try:

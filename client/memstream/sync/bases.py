@@ -9,11 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar, Unpack
 
+import memstream.any_loop
 import memstream.client
 import memstream.recall
 import memstream.sent
 from memstream.answer_values import Answer
-from memstream.any_loop import use_anywhere
 from memstream.argument_types import Items
 from memstream.arguments import check_methods
 from memstream.kinds import kind_of
@@ -155,7 +155,7 @@ class Connected:
     @property
     def asynchronous(self) -> memstream.client.Client:
         """The asynchronous client of the same connections: any event loop may use it, also several at once."""
-        return use_anywhere(self._connected)
+        return memstream.any_loop.use_anywhere(self._connected)
 
     def __enter__(self) -> Self:
         LOOP.run(self._connected.__aenter__())
