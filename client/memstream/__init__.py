@@ -23,7 +23,7 @@ here.
 #   twoway, ledger, sent: the reconnecting stream below observe and recall, and the unacknowledged observations.
 #   conflict_values: suspicions and their decisions, related statements.
 #   receipt_values: receipts of recalls, and their replays.
-#   listed_values: sessions, and open standing queries.
+#   listed_values: what lists have: sessions, conversations, open standing queries, the order of fragments.
 #   conversations, conversation_values: conversations, and their messages and plans.
 #   transfer: export and import.
 #   times: the reader of times as people and models write them.

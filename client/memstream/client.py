@@ -24,11 +24,19 @@ from memstream.channel import (
 from memstream.codec import kind_to_wire
 from memstream.conversations import Conversation
 from memstream.errors import MemstreamError
+from memstream.listed_codec import iterate_conversations
+from memstream.listed_values import ConversationSummary
 from memstream.memory import Memory
 from memstream.policy import PolicyLike, Profile
 from memstream.policy_codec import policy_to_wire
-from memstream.resource_codec import memory_from_wire, namespace_from_wire, operation_from_wire, server_info_from_wire
-from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo
+from memstream.resource_codec import (
+    memory_from_wire,
+    namespace_from_wire,
+    operation_from_wire,
+    server_info_from_wire,
+    server_status_from_wire,
+)
+from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo, ServerStatus
 from memstream.transfer import ExportPart, Source, export_parts, import_source
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1 import operation_service_pb2, server_service_pb2
@@ -119,6 +127,11 @@ class Client:
         answer = await self._link.call(self._link.server.GetServerInfo, server_service_pb2.GetServerInfoRequest())
         return server_info_from_wire(answer)
 
+    async def server_status(self) -> ServerStatus:
+        """What the server uses and does: RAM, disk, calls, settings. Needs the right `admin` in every namespace."""
+        answer = await self._link.call(self._link.server.GetServerStatus, server_service_pb2.GetServerStatusRequest())
+        return server_status_from_wire(answer)
+
     def memory(self, path: str) -> Memory:
         """A handle of the memory `namespace/name`; does not check whether it exists."""
         return Memory(self._link, memory_path(path))
@@ -199,6 +212,10 @@ class Client:
 
         async for namespace in iterate_pages(fetch):
             yield namespace
+
+    def list_conversations(self, namespace: str, *, page_size: Count = 0) -> AsyncIterator[ConversationSummary]:
+        """A namespace's conversations in order of name."""
+        return iterate_conversations(self._link, namespace, page_size)
 
     async def delete_memory(self, path: str, *, etag: str = "") -> None:
         """Deletes a memory and all of its content permanently."""

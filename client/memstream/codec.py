@@ -295,6 +295,7 @@ def fragment_from_wire(wire: fragment_pb2.Fragment) -> Fragment:
         valid_until=optional_timestamp_from_wire(wire.valid_until, wire.HasField("valid_until")),
         last_observe_time=optional_timestamp_from_wire(wire.last_observe_time, wire.HasField("last_observe_time")),
         role=_ROLES.get(wire.role),
+        hidden_characters=tuple(wire.hidden_characters),
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads the sessions, the open standing queries and the conflicts of a memory, page by page."""
+"""Reads lists page by page: sessions, standing queries, conflicts and events of a memory, conversations."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 
 from memstream.channel import Link, MemoryPath, iterate_pages
-from memstream.codec import conflict_from_wire
+from memstream.codec import conflict_from_wire, event_from_wire
 from memstream.conflict_values import ConflictRecord
-from memstream.listed_values import OpenStandingQuery, SessionSummary
+from memstream.listed_values import ConversationSummary, OpenStandingQuery, SessionSummary
 from memstream.receipt_codec import options_from_wire, what_from_wire
+from memstream.resources import Event
+from memstream.v1 import conversation_service_pb2
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.wiretypes import optional_timestamp_from_wire, timestamp_from_wire, timestamp_to_wire
 
@@ -61,6 +63,36 @@ def iterate_conflicts(link: Link, path: MemoryPath, decided: bool, page_size: in
         )
         answer = await link.call(link.memories.ListConflicts, request, path)
         return [conflict_from_wire(wire) for wire in answer.conflicts], answer.next_page_token
+
+    return iterate_pages(fetch)
+
+
+def iterate_fragment_events(link: Link, path: MemoryPath, id: str, page_size: int) -> AsyncIterator[Event]:
+    """The events that concern a fragment, the earliest first."""
+
+    async def fetch(token: str) -> tuple[Sequence[Event], str]:
+        request = pb.ListFragmentEventsRequest(
+            namespace=path.namespace, memory=path.name, id=id, page_size=page_size, page_token=token
+        )
+        answer = await link.call(link.memories.ListFragmentEvents, request, path)
+        return [event_from_wire(wire) for wire in answer.events], answer.next_page_token
+
+    return iterate_pages(fetch)
+
+
+def iterate_conversations(link: Link, namespace: str, page_size: int) -> AsyncIterator[ConversationSummary]:
+    """The conversations of a namespace by name."""
+
+    async def fetch(token: str) -> tuple[Sequence[ConversationSummary], str]:
+        request = conversation_service_pb2.ListConversationsRequest(
+            namespace=namespace, page_size=page_size, page_token=token
+        )
+        answer = await link.call(link.conversations.ListConversations, request)
+        rows = [
+            ConversationSummary(one.name, one.last_number, one.completed, timestamp_from_wire(one.create_time))
+            for one in answer.conversations
+        ]
+        return rows, answer.next_page_token
 
     return iterate_pages(fetch)
 

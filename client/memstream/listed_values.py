@@ -1,11 +1,35 @@
-"""What a memory's lists tell of it: its sessions, and the standing queries that are open on it."""
+"""What lists have: the order of fragments, sessions, open standing queries, conversations."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 
 from memstream.values import RecallOptions, Structured
+
+
+class FragmentOrder(StrEnum):
+    """What a list of fragments is ordered by."""
+
+    RECEIPT = "receipt"
+    OBSERVE_TIME = "observe_time"
+    IMPORTANCE = "importance"
+    ACCESS_TIME = "access_time"
+    LENGTH = "length"
+    SPEAKER = "speaker"
+    SESSION = "session"
+    TIER = "tier"
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationSummary:
+    """A conversation of a namespace. `last_number`: of its last message, 0 if it never had one."""
+
+    name: str
+    last_number: int
+    completed: bool
+    create_time: datetime
 
 
 @dataclass(frozen=True, slots=True)

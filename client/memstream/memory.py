@@ -27,13 +27,17 @@ from memstream.codec import (
     set_as_of,
     structured_to_wire,
     tiers_to_wire,
-    truth_to_wire,
     version_from_wire,
 )
 from memstream.conflict_values import ConflictDecision, ConflictRecord
-from memstream.fragment_listing import FragmentListing
-from memstream.listed_codec import iterate_conflicts, iterate_sessions, iterate_standing_queries
-from memstream.listed_values import OpenStandingQuery, SessionSummary
+from memstream.fragment_listing import FragmentListing, list_request, set_key
+from memstream.listed_codec import (
+    iterate_conflicts,
+    iterate_fragment_events,
+    iterate_sessions,
+    iterate_standing_queries,
+)
+from memstream.listed_values import FragmentOrder, OpenStandingQuery, SessionSummary
 from memstream.observe import ObserveStream
 from memstream.policy import PolicyLike
 from memstream.policy_codec import policy_paths, policy_to_wire
@@ -41,7 +45,7 @@ from memstream.recall import RecallStream
 from memstream.receipt_codec import iterate_receipts, replay_from_wire
 from memstream.receipt_values import RecallReceipt, Replay
 from memstream.resource_codec import memory_from_wire, operation_from_wire, stats_from_wire
-from memstream.resources import FragmentHistory, MemoryInfo, MemoryStats, Operation, Put
+from memstream.resources import Event, FragmentHistory, MemoryInfo, MemoryStats, Operation, Put
 from memstream.v1 import fragment_pb2, memory_pb2, stream_service_pb2
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.values import (
@@ -252,7 +256,7 @@ class Memory:
     async def get_fragment(self, id: str = "", *, external_id: str = "", as_of: Moment | None = None) -> Fragment:
         """A fragment by its id or its external_id; `as_of` a revision or a time, as it was then."""
         request = pb.GetFragmentRequest(namespace=self.namespace, memory=self.name)
-        _set_key(request, id, external_id)
+        set_key(request, id, external_id)
         set_as_of(request, as_of)
         answer = await self._link.call(self._link.memories.GetFragment, request, self._path)
         return fragment_from_wire(answer.fragment)
@@ -260,7 +264,7 @@ class Memory:
     async def fragment_history(self, id: str = "", *, external_id: str = "") -> FragmentHistory:
         """A fragment and its earlier versions, as far as the policy keeps them."""
         request = pb.GetFragmentHistoryRequest(namespace=self.namespace, memory=self.name)
-        _set_key(request, id, external_id)
+        set_key(request, id, external_id)
         answer = await self._link.call(self._link.memories.GetFragmentHistory, request, self._path)
         versions = tuple(map(version_from_wire, answer.versions))
         return FragmentHistory(fragment_from_wire(answer.fragment), versions, answer.revision)
@@ -287,19 +291,19 @@ class Memory:
         page_size: Count = 0,
         truth: Truth | None = None,
         as_of: Moment | None = None,
+        text: str = "",
+        order: FragmentOrder | None = None,
+        descending: bool = False,
     ) -> FragmentListing:
-        """Iterates over fragments in order of receipt, fetching page by page. `truth`: None lists all. `as_of`, a
-        revision or a time, lists them as they were then."""
-        request = pb.ListFragmentsRequest(
-            namespace=self.namespace,
-            memory=self.name,
-            filter=filter_to_wire(filter) if filter is not None else None,
-            forgotten=forgotten,
-            page_size=page_size,
-            truth=truth_to_wire(truth),
-        )
-        set_as_of(request, as_of)
-        return FragmentListing(self._link, self._path, request)
+        """Iterates over fragments, in order of receipt unless `order` is given, fetching page by page. `truth`: None
+        lists all. `as_of`, a revision or a time, lists them as they were then. `text`: only those whose content
+        contains it, without regard to case, whose external_id it is, or whose id ends with it."""
+        which = filter, forgotten, page_size, truth, as_of, text, order, descending
+        return FragmentListing(self._link, self._path, list_request(self._path, *which))
+
+    def fragment_events(self, id: str, *, page_size: Count = 0) -> AsyncIterator[Event]:
+        """Iterates over the events that concern a fragment, the earliest first, fetching page by page."""
+        return iterate_fragment_events(self._link, self._path, id, page_size)
 
     async def put_fragment(self, what: Observable, *, etag: str = "", **said: Unpack[ObservationFields]) -> Put:
         """Creates or replaces the fragment with that `external_id` (required); an etag, if passed, must be current.
@@ -487,12 +491,3 @@ class Memory:
         )
         answer = await self._link.call(self._link.memories.EraseFragments, request, self._path)
         return operation_from_wire(answer.operation)
-
-
-def _set_key(request: pb.GetFragmentRequest | pb.GetFragmentHistoryRequest, id: str, external_id: str) -> None:
-    if bool(id) == bool(external_id):
-        raise invalid_field("id", "give either an id or an external_id")
-    if id:
-        request.id = id
-    else:
-        request.external_id = external_id

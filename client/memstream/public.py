@@ -75,7 +75,7 @@ from memstream.errors import (
     WindowExceeded,
 )
 from memstream.fragment_listing import FragmentListing
-from memstream.listed_values import OpenStandingQuery, SessionSummary
+from memstream.listed_values import ConversationSummary, FragmentOrder, OpenStandingQuery, SessionSummary
 from memstream.local_client import Opening, local
 from memstream.memory import Memory
 from memstream.names import memory_name, user_id_of
@@ -114,7 +114,10 @@ from memstream.resources import (
     Namespace,
     Operation,
     Put,
+    RpcFigures,
     ServerInfo,
+    ServerSetting,
+    ServerStatus,
 )
 from memstream.sent import Sent, Stored
 from memstream.standing import AnswerChange, StandingQuery
@@ -166,6 +169,7 @@ __all__ = [
     "ConflictRecord",
     "Conversation",
     "ConversationNotFound",
+    "ConversationSummary",
     "ConversationWatch",
     "Cursor",
     "CursorCompacted",
@@ -187,6 +191,7 @@ __all__ = [
     "FragmentKind",
     "FragmentListing",
     "FragmentNotFound",
+    "FragmentOrder",
     "FragmentVersion",
     "HistoryPolicy",
     "ImportedFragment",
@@ -266,6 +271,7 @@ __all__ = [
     "RevisionNotReached",
     "Role",
     "RoutingMismatch",
+    "RpcFigures",
     "ScorePart",
     "SensoryPolicy",
     "Sent",
@@ -274,6 +280,8 @@ __all__ = [
     "ServerBehind",
     "ServerDefect",
     "ServerInfo",
+    "ServerSetting",
+    "ServerStatus",
     "SessionSummary",
     "SettingsMismatch",
     "ShortTermKind",

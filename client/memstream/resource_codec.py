@@ -14,13 +14,16 @@ from memstream.resources import (
     ModelUsage,
     Namespace,
     Operation,
+    RpcFigures,
     ServerInfo,
+    ServerSetting,
+    ServerStatus,
     StoredBytes,
 )
 from memstream.status import error_from_status
 from memstream.v1 import memory_pb2, memory_service_pb2, operation_pb2, server_service_pb2
 from memstream.values import Capability, MemoryKind, ModelState, OperationState
-from memstream.wiretypes import duration_from_wire, members_by_number, optional_timestamp_from_wire
+from memstream.wiretypes import duration_from_wire, members_by_number, optional_timestamp_from_wire, timestamp_from_wire
 
 _MEMORY_KINDS = members_by_number(MemoryKind, memory_pb2.MemoryKind.DESCRIPTOR)
 _CAPABILITIES = members_by_number(Capability, server_service_pb2.Capability.DESCRIPTOR)
@@ -114,4 +117,26 @@ def server_info_from_wire(wire: server_service_pb2.GetServerInfoResponse) -> Ser
             for one in wire.model_usage
         ),
         models=tuple(model_status_from_wire(one) for one in wire.models),
+    )
+
+
+def server_status_from_wire(wire: server_service_pb2.GetServerStatusResponse) -> ServerStatus:
+    """Converts the status of a server."""
+    converted = ("start_time", "read_time", "streams", "rpcs", "settings")
+    return ServerStatus(
+        **{each.name: getattr(wire, each.name) for each in fields(ServerStatus) if each.name not in converted},
+        start_time=timestamp_from_wire(wire.start_time),
+        read_time=timestamp_from_wire(wire.read_time),
+        streams={one.rpc: one.streams for one in wire.streams},
+        rpcs=tuple(
+            RpcFigures(
+                one.rpc,
+                one.calls,
+                one.failed,
+                duration_from_wire(one.median) if one.HasField("median") else None,
+                duration_from_wire(one.p99) if one.HasField("p99") else None,
+            )
+            for one in wire.rpcs
+        ),
+        settings=tuple(ServerSetting(one.name, one.value, one.given) for one in wire.settings),
     )

@@ -281,3 +281,54 @@ class ServerInfo:
     degraded: str
     model_usage: tuple[ModelUsage, ...] = ()
     models: tuple[ModelStatus, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RpcFigures:
+    """The ended calls of one rpc since the server's start. `median` and `p99`: of their times, to the bound of a
+    bucket; None without calls. The time of a stream is its whole life."""
+
+    rpc: str
+    calls: int
+    failed: int
+    median: timedelta | None
+    p99: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSetting:
+    """A setting. `given`: whether the operator set it; the value of a secret is never here."""
+
+    name: str
+    value: str
+    given: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """What a server uses and does. Counts are those since its start; the difference of two answers is a rate.
+
+    `resident_bytes`, `machine_bytes`: RAM of the process, and of the machine. `data_bytes`: the files of the data
+    directory. `active_memories`, `active_bytes`: what is in RAM. `outbox`: rows that wait for the vector index.
+    `streams`: the open ones by rpc.
+    """
+
+    start_time: datetime
+    read_time: datetime
+    resident_bytes: int
+    machine_bytes: int
+    cpu_seconds: float
+    data_bytes: int
+    disk_free_bytes: int
+    disk_total_bytes: int
+    active_memories: int
+    active_bytes: int
+    backlog: int
+    outbox: int
+    producers: int
+    watchers: int
+    observations: int
+    recalls: int
+    streams: Mapping[str, int]
+    rpcs: tuple[RpcFigures, ...]
+    settings: tuple[ServerSetting, ...]

@@ -230,7 +230,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """An observation or insight. `content` is empty if `structured` is set; `superseded_by`: what corrects it."""
+    """An observation or insight. `content` is empty if `structured` is set. `hidden_characters`: nobody sees them."""
 
     id: str
     kind: FragmentKind
@@ -263,6 +263,7 @@ class Fragment:
     valid_until: datetime | None = None
     last_observe_time: datetime | None = None
     role: Role | None = None
+    hidden_characters: tuple[str, ...] = ()
 
 
 @check_fields

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from memstream_server.core.events import Event
-from memstream_server.core.filters import Filter
+from memstream_server.core.listing import Listing
 from memstream_server.core.values import Fragment, Structured, Tier, Vector
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import InvalidField
@@ -142,8 +142,10 @@ class EngineMemory:
         return found
 
     async def fragments(self) -> list[Fragment]:
-        live, _, _, _ = await self.engine.fragments.list_page(NAMESPACE, self.name, Filter(), False, -1, 1_000)
-        forgotten, _, _, _ = await self.engine.fragments.list_page(NAMESPACE, self.name, Filter(), True, -1, 1_000)
+        live, _, _, _ = await self.engine.fragments.list_page(NAMESPACE, self.name, Listing(), -1, 1_000)
+        forgotten, _, _, _ = await self.engine.fragments.list_page(
+            NAMESPACE, self.name, Listing(forgotten=True), -1, 1_000
+        )
         return sorted([*live, *forgotten], key=lambda fragment: fragment.position)
 
     async def extra(self, command: Command) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memstream_server.adapters.journal.sql import reads
-from memstream_server.core.filters import Filter
+from memstream_server.core.listing import Listing
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.engine import Engine
@@ -101,7 +101,7 @@ async def test_request_id_leaves_the_journal_after_a_day(tmp_path: Path) -> None
         assert [await _answer(parts, uid, name) for name in ("r7", "r299")] == [None, None]
         assert await _hashes(parts, uid, "lasting") == 1
         await observe(engine, "joy", "said 7", "r7")  # too old to be distinguished from a new request
-        page, *_ = await engine.fragments.list_page(NAMESPACE, "joy", Filter(), False, -1, 999)
+        page, *_ = await engine.fragments.list_page(NAMESPACE, "joy", Listing(), -1, 999)
         assert [one.content for one in page if one.duplicate_count] == ["said 7"]
 
 

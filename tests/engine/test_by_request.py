@@ -10,6 +10,7 @@ import pytest
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.filters import Filter
+from memstream_server.core.listing import Listing
 from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.engine import lifecycle
@@ -38,7 +39,7 @@ async def tell(engine: Engine, *contents: str, **fields: object) -> list[str]:
 
 
 async def listed(engine: Engine, forgotten: bool = False) -> list[Fragment]:
-    return (await engine.fragments.list_page(*NAME, Filter(), forgotten, -1, 10_000))[0]
+    return (await engine.fragments.list_page(*NAME, Listing(forgotten=forgotten), -1, 10_000))[0]
 
 
 async def told(engine: Engine, *types: EventType) -> list[Event]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pytest
 
 from memstream_server.app.models import Models
-from memstream_server.core.filters import Filter
+from memstream_server.core.listing import Listing
 from memstream_server.core.policy import DBGPT, DEFAULT, Overflow, Policy, with_value
 from memstream_server.core.values import Fragment, MemoryKind
 from memstream_server.engine.engine import Engine
@@ -177,7 +177,7 @@ async def read_everything(engine: Engine, name: str) -> None:
     await insist(watched)
     await insist(lambda: engine.memories.get_statistics(NAMESPACE, name))
     await insist(lambda: engine.memories.list_page(NAMESPACE, "", 10))
-    page = await insist(lambda: engine.fragments.list_page(NAMESPACE, name, Filter(), False, -1, 100))
+    page = await insist(lambda: engine.fragments.list_page(NAMESPACE, name, Listing(), -1, 100))
     await insist(lambda: engine.reinforce_fragments(NAMESPACE, name, [one.id for one in page[0][:1]]))
     assert await insist(lambda: engine.stored_answer("none")) is None
     await read_the_past(engine, name, page[0][0])
@@ -191,7 +191,7 @@ async def read_the_past(engine: Engine, name: str, fragment: Fragment) -> None:
     as_of = AsOf(revision=revision - 1)
     _, versions, _ = await insist(lambda: engine.fragments.read_history(NAMESPACE, name, fragment.id))
     assert versions[0].fragment.importance == fragment.importance
-    past = await insist(lambda: engine.past.list_page(NAMESPACE, name, as_of, Filter(), False, -1, 100))
+    past = await insist(lambda: engine.past.list_page(NAMESPACE, name, as_of, Listing(), -1, 100))
     assert fragment.importance in [one.importance for one in past[0] if one.id == fragment.id]
     at = AsOf(time_us=versions[0].time_us)
     assert (await insist(lambda: engine.recall(NAMESPACE, name, Query(text="otter", as_of=at)))).as_of_revision

@@ -13,7 +13,7 @@ import pytest
 
 from memstream_server.app.models import Models
 from memstream_server.core.events import EventType
-from memstream_server.core.filters import Filter
+from memstream_server.core.listing import Listing
 from memstream_server.core.policy import DEFAULT, Overflow, Policy, with_value
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.values import Fragment, MemoryKind, Tier
@@ -50,7 +50,7 @@ async def observe(engine: Engine, *items: str | NewObservation, level: AckLevel 
 
 
 async def live(engine: Engine) -> list[Fragment]:
-    return (await engine.fragments.list_page(NAMESPACE, "joy", Filter(), False, -1, 1_000))[0]
+    return (await engine.fragments.list_page(NAMESPACE, "joy", Listing(), -1, 1_000))[0]
 
 
 def keyed(text: str, key: str = "k") -> NewObservation:

@@ -12,7 +12,7 @@ import pytest
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.app.models import Models
 from memstream_server.core.events import Event, EventType, ModelUse, Purpose
-from memstream_server.core.filters import Filter
+from memstream_server.core.listing import Listing
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
 from memstream_server.core.values import Fragment, FragmentKind, MemoryKind, Tier
 from memstream_server.engine.background import jobs
@@ -42,7 +42,7 @@ async def observe(engine: Engine, *texts: str, level: AckLevel = AckLevel.STORED
 
 
 async def fragments(engine: Engine) -> list[Fragment]:
-    return (await engine.fragments.list_page("test", "joy", Filter(), False, -1, 1_000))[0]
+    return (await engine.fragments.list_page("test", "joy", Listing(), -1, 1_000))[0]
 
 
 async def insights(engine: Engine) -> list[Fragment]:

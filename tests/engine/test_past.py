@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from memstream_server.core.filters import Filter
+from memstream_server.core.listing import Listing
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
 from memstream_server.core.scores import Part, Scored
 from memstream_server.core.values import Fragment, MemoryKind
@@ -148,7 +148,7 @@ class Walk:
 
 
 async def listed(engine: Engine, forgotten: bool, as_of: AsOf | None = None) -> list[Fragment]:
-    which = Filter(), forgotten, -1, 1_000
+    which = Listing(forgotten=forgotten), -1, 1_000
     if as_of is None:
         return (await engine.fragments.list_page(NAMESPACE, "joy", *which))[0]
     return (await engine.past.list_page(NAMESPACE, "joy", as_of, *which))[0]

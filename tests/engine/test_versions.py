@@ -11,7 +11,7 @@ import pytest
 
 from memstream_server.adapters.models.hashing import HashingEmbedder
 from memstream_server.core.events import EventType
-from memstream_server.core.filters import Filter
+from memstream_server.core.listing import Listing
 from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.engine.engine import Engine
@@ -87,7 +87,7 @@ async def test_the_oldest_versions_beyond_the_policy_go(engine: Engine) -> None:
     assert error.value.details == {"oldest_revision": str(revisions[0])}
     assert await at(engine, other, revisions[0] - 1) == "untouched"
     for reading in (
-        engine.past.list_page(*JOY, AsOf(revision=revisions[0] - 1), Filter(), False, -1, 9),
+        engine.past.list_page(*JOY, AsOf(revision=revisions[0] - 1), Listing(), -1, 9),
         engine.recall(*JOY, Query(text="one", as_of=AsOf(revision=revisions[0] - 1))),
     ):
         with pytest.raises(CursorCompacted):
@@ -186,7 +186,7 @@ async def test_an_erased_fragment_is_absent_from_the_past(engine: Engine) -> Non
     await change(engine, one, content="one house")
     await erased(engine, one)
     as_of = AsOf(revision=before)
-    listed = (await engine.past.list_page(*JOY, as_of, Filter(), False, -1, 9))[0]
+    listed = (await engine.past.list_page(*JOY, as_of, Listing(), -1, 9))[0]
     assert [fragment.id for fragment in listed] == [two]
     with pytest.raises(FragmentNotFound):
         await at(engine, one, before)
@@ -215,7 +215,7 @@ async def test_erasing_a_source_removes_versions_that_hold_its_words(engine: Eng
     await erased(engine, source)
     assert (await live(engine))[0].content == "Bob likes green tea;and coffee"
     assert await engine._journal.version_keys(uid) == {}
-    assert (await engine.past.list_page(*JOY, AsOf(revision=before), Filter(), False, -1, 9))[0] == []
+    assert (await engine.past.list_page(*JOY, AsOf(revision=before), Listing(), -1, 9))[0] == []
     await check(engine, "joy")
 
 
@@ -248,7 +248,7 @@ async def test_a_moment_out_of_range_is_refused(engine: Engine, as_of: AsOf, exp
     (id_,) = await observe(engine, "one")
     for reading in (
         engine.past.get(*JOY, as_of, id_),
-        engine.past.list_page(*JOY, as_of, Filter(), False, -1, 9),
+        engine.past.list_page(*JOY, as_of, Listing(), -1, 9),
         engine.recall(*JOY, Query(text="one", as_of=as_of)),
     ):
         with pytest.raises(expected) as error:
@@ -299,7 +299,7 @@ async def test_pages_of_the_past_continue_where_they_ended(engine: Engine) -> No
     seen: list[Fragment] = []
     after: int | None = -1
     while after is not None:
-        page, after, _, _ = await engine.past.list_page(*JOY, as_of, Filter(), False, after, 3)
+        page, after, _, _ = await engine.past.list_page(*JOY, as_of, Listing(), after, 3)
         seen += page
     assert [one.id for one in seen] == ids
     assert {fragment_etag(one) for one in seen} == {""}

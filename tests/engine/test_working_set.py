@@ -11,8 +11,8 @@ import pytest
 
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import HashingEmbedder
-from memstream_server.core.filters import Filter
 from memstream_server.core.lexical import query_terms
+from memstream_server.core.listing import Listing
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.memory import working_set
 from memstream_server.engine.memory.decision import Decision
@@ -107,7 +107,7 @@ async def _live(parts: Assembled, chance: random.Random) -> None:
     engine = parts.engine
     words = " ".join(chance.choices(WORDS, k=4))
     kind = chance.choice(["new"] * 6 + ["keyed", "change", "forget", "restore"])
-    fragments = (await engine.fragments.list_page(*NAME, Filter(), kind == "restore", -1, 100))[0]
+    fragments = (await engine.fragments.list_page(*NAME, Listing(forgotten=kind == "restore"), -1, 100))[0]
     if kind == "change" and fragments:
         await engine.fragments.update(*NAME, FragmentChange(chance.choice(fragments).id, content=words))
     elif kind == "forget" and fragments:

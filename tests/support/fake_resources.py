@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from memstream_server.core.columns import Columns
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.filters import Filter, passes
-from memstream_server.core.policy import Truth
+from memstream_server.core.listing import Listing
 from memstream_server.core.session_summaries import SessionQuery, SessionSummary, summarize_sessions
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.engine.conflicts import Resolved, Verdict
@@ -38,7 +38,15 @@ from memstream_server.engine.requests import (
 from memstream_server.engine.runtime.clock import encode_ulid
 from memstream_server.ports.journal.reading import StoredConflict
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
-from memstream_server.ports.journal.records import Answer, Counts, Labels, MemoryRecord, NamespaceBytes, Version
+from memstream_server.ports.journal.records import (
+    Answer,
+    Counts,
+    Labels,
+    MemoryRecord,
+    NamespaceBytes,
+    Recorded,
+    Version,
+)
 from tests.support.fake_state import FakeMemory
 
 if TYPE_CHECKING:
@@ -187,20 +195,19 @@ class FakeFragments:
         self,
         namespace: str,
         name: str,
-        chosen: Filter,
-        forgotten: bool,
+        listing: Listing,
         after: int,
         limit: int,
-        truth: Truth = Truth.ALL,
     ) -> tuple[list[Fragment], int | None, int, str]:
         memory = self._engine.find(namespace, name)
-        found = [
-            each
-            for each in memory.fragments
-            if each.position > after and passes(each, chosen) and not (truth is Truth.CURRENT and each.superseded_by)
-        ]
+        found = [each for each in memory.fragments if each.position > after and listing.has(each, each.create_time_us)]
         following = found[limit - 1].position if len(found) > limit else None
         return found[:limit], following, memory.record.revision, memory.record.uid
+
+    async def list_events(
+        self, namespace: str, name: str, id: str, after: int, limit: int
+    ) -> tuple[list[Recorded], int | None, int, str]:
+        return [], None, 0, self._engine.find(namespace, name).record.uid
 
     async def put(
         self, namespace: str, name: str, new: NewObservation, etag: str = "", once: Once[Put] | None = None

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 import memstream.client
 from memstream.argument_types import Count
 from memstream.arguments import check_methods
+from memstream.listed_values import ConversationSummary
 from memstream.policy import PolicyLike, Profile
-from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo
+from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo, ServerStatus
 from memstream.sync.bases import Connected
 from memstream.sync.conversations import Conversation
 from memstream.sync.loop import LOOP
@@ -31,6 +32,10 @@ class Client(Connected):
     def server_info(self) -> ServerInfo:
         """The server's version, models, capabilities and limits."""
         return LOOP.run(self._inner.server_info())
+
+    def server_status(self) -> ServerStatus:
+        """What the server uses and does: RAM, disk, calls, settings. Needs the right `admin` in every namespace."""
+        return LOOP.run(self._inner.server_status())
 
     def memory(self, path: str) -> Memory:
         """A handle of the memory `namespace/name`; does not check whether it exists."""
@@ -80,6 +85,10 @@ class Client(Connected):
     def list_namespaces(self, *, page_size: Count = 0) -> Iterator[Namespace]:
         """Namespaces that have memories, in order of name."""
         return LOOP.iterate_from(lambda: self._inner.list_namespaces(page_size=page_size))
+
+    def list_conversations(self, namespace: str, *, page_size: Count = 0) -> Iterator[ConversationSummary]:
+        """A namespace's conversations in order of name."""
+        return LOOP.iterate_from(lambda: self._inner.list_conversations(namespace, page_size=page_size))
 
     def delete_memory(self, path: str, *, etag: str = "") -> None:
         """Deletes a memory and all of its content permanently."""

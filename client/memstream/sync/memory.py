@@ -16,10 +16,10 @@ from memstream.argument_types import Count, Items, Moment, Position, Seconds, Se
 from memstream.arguments import check_methods
 from memstream.codec import Observable
 from memstream.conflict_values import ConflictDecision, ConflictRecord
-from memstream.listed_values import OpenStandingQuery, SessionSummary
+from memstream.listed_values import FragmentOrder, OpenStandingQuery, SessionSummary
 from memstream.policy import PolicyLike
 from memstream.receipt_values import RecallReceipt, Replay
-from memstream.resources import Cursor, FragmentHistory, MemoryInfo, MemoryStats, Operation, Put
+from memstream.resources import Cursor, Event, FragmentHistory, MemoryInfo, MemoryStats, Operation, Put
 from memstream.sync.bases import Handle, Listed
 from memstream.sync.loop import LOOP
 from memstream.sync.streams import ObserveStream, RecallStream, Watch
@@ -203,16 +203,31 @@ class Memory(Handle):
         page_size: Count = 0,
         truth: Truth | None = None,
         as_of: Moment | None = None,
+        text: str = "",
+        order: FragmentOrder | None = None,
+        descending: bool = False,
     ) -> FragmentListing:
-        """Iterates over fragments in order of receipt, fetching page by page. `truth`: None lists all. `as_of`, a
-        revision or a time, lists them as they were then."""
+        """Iterates over fragments, in order of receipt unless `order` is given, fetching page by page. `truth`: None
+        lists all. `as_of`, a revision or a time, lists them as they were then. `text`: only those whose content
+        contains it, without regard to case, whose external_id it is, or whose id ends with it."""
         return FragmentListing(
             LOOP.make(
                 lambda: self._inner.list_fragments(
-                    filter, forgotten=forgotten, page_size=page_size, truth=truth, as_of=as_of
+                    filter,
+                    forgotten=forgotten,
+                    page_size=page_size,
+                    truth=truth,
+                    as_of=as_of,
+                    text=text,
+                    order=order,
+                    descending=descending,
                 )
             )
         )
+
+    def fragment_events(self, id: str, *, page_size: Count = 0) -> Iterator[Event]:
+        """Iterates over the events that concern a fragment, the earliest first, fetching page by page."""
+        return LOOP.iterate_from(lambda: self._inner.fragment_events(id, page_size=page_size))
 
     def put_fragment(self, what: Observable, *, etag: str = "", **said: Unpack[ObservationFields]) -> Put:
         """Creates or replaces the fragment with that `external_id` (required); an etag, if passed, must be current.

@@ -42,6 +42,11 @@ class ConversationServiceStub(object):
                 request_serializer=memstream_dot_v1_dot_conversation__service__pb2.AppendMessageRequest.SerializeToString,
                 response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.AppendMessageResponse.FromString,
                 _registered_method=True)
+        self.ListConversations = channel.unary_unary(
+                '/memstream.v1.ConversationService/ListConversations',
+                request_serializer=memstream_dot_v1_dot_conversation__service__pb2.ListConversationsRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.ListConversationsResponse.FromString,
+                _registered_method=True)
         self.ListMessages = channel.unary_unary(
                 '/memstream.v1.ConversationService/ListMessages',
                 request_serializer=memstream_dot_v1_dot_conversation__service__pb2.ListMessagesRequest.SerializeToString,
@@ -102,6 +107,13 @@ class ConversationServiceServicer(object):
 
     def AppendMessage(self, request, context):
         """Appends a message; starts the conversation if necessary, and opens a completed one again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListConversations(self, request, context):
+        """Lists a namespace's conversations by name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -185,6 +197,11 @@ def add_ConversationServiceServicer_to_server(servicer, server):
                     request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.AppendMessageRequest.FromString,
                     response_serializer=memstream_dot_v1_dot_conversation__service__pb2.AppendMessageResponse.SerializeToString,
             ),
+            'ListConversations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListConversations,
+                    request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.ListConversationsRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_conversation__service__pb2.ListConversationsResponse.SerializeToString,
+            ),
             'ListMessages': grpc.unary_unary_rpc_method_handler(
                     servicer.ListMessages,
                     request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.ListMessagesRequest.FromString,
@@ -266,6 +283,33 @@ class ConversationService(object):
             '/memstream.v1.ConversationService/AppendMessage',
             memstream_dot_v1_dot_conversation__service__pb2.AppendMessageRequest.SerializeToString,
             memstream_dot_v1_dot_conversation__service__pb2.AppendMessageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListConversations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ConversationService/ListConversations',
+            memstream_dot_v1_dot_conversation__service__pb2.ListConversationsRequest.SerializeToString,
+            memstream_dot_v1_dot_conversation__service__pb2.ListConversationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,8 @@ class ConversationServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ConversationServiceAsyncStub: ...
     AppendMessage: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.AppendMessageRequest, _conversation_service_pb2.AppendMessageResponse]
     """Appends a message; starts the conversation if necessary, and opens a completed one again."""
+    ListConversations: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListConversationsRequest, _conversation_service_pb2.ListConversationsResponse]
+    """Lists a namespace's conversations by name."""
     ListMessages: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListMessagesRequest, _conversation_service_pb2.ListMessagesResponse]
     """Lists a conversation's messages in order: all, one agent's, or those between two agents."""
     GetLastMessage: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetLastMessageRequest, _conversation_service_pb2.GetLastMessageResponse]
@@ -69,6 +71,8 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     AppendMessage: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.AppendMessageRequest, _conversation_service_pb2.AppendMessageResponse]  # type: ignore[assignment]
     """Appends a message; starts the conversation if necessary, and opens a completed one again."""
+    ListConversations: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListConversationsRequest, _conversation_service_pb2.ListConversationsResponse]  # type: ignore[assignment]
+    """Lists a namespace's conversations by name."""
     ListMessages: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListMessagesRequest, _conversation_service_pb2.ListMessagesResponse]  # type: ignore[assignment]
     """Lists a conversation's messages in order: all, one agent's, or those between two agents."""
     GetLastMessage: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetLastMessageRequest, _conversation_service_pb2.GetLastMessageResponse]  # type: ignore[assignment]
@@ -103,6 +107,14 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.AppendMessageResponse, _abc.Awaitable[_conversation_service_pb2.AppendMessageResponse]]:
         """Appends a message; starts the conversation if necessary, and opens a completed one again."""
+
+    @_abc_1.abstractmethod
+    def ListConversations(
+        self,
+        request: _conversation_service_pb2.ListConversationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_service_pb2.ListConversationsResponse, _abc.Awaitable[_conversation_service_pb2.ListConversationsResponse]]:
+        """Lists a namespace's conversations by name."""
 
     @_abc_1.abstractmethod
     def ListMessages(

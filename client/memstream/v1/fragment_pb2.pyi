@@ -170,6 +170,54 @@ TRUTH_ALL: Truth.ValueType  # 2
 """Superseded fragments and fragments outside their validity too; their status says so."""
 Global___Truth: _TypeAlias = Truth  # noqa: Y015
 
+class _FragmentOrder:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FragmentOrderEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FragmentOrder.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FRAGMENT_ORDER_UNSPECIFIED: _FragmentOrder.ValueType  # 0
+    """Unset: by receipt."""
+    FRAGMENT_ORDER_RECEIPT: _FragmentOrder.ValueType  # 1
+    """By receipt, which is also the order of ids."""
+    FRAGMENT_ORDER_OBSERVE_TIME: _FragmentOrder.ValueType  # 2
+    """By `observe_time`."""
+    FRAGMENT_ORDER_IMPORTANCE: _FragmentOrder.ValueType  # 3
+    """By `importance`."""
+    FRAGMENT_ORDER_ACCESS_TIME: _FragmentOrder.ValueType  # 4
+    """By `access_time`; fragments that were never accessed by `create_time`."""
+    FRAGMENT_ORDER_LENGTH: _FragmentOrder.ValueType  # 5
+    """By the number of characters of the content."""
+    FRAGMENT_ORDER_SPEAKER: _FragmentOrder.ValueType  # 6
+    """By `speaker`."""
+    FRAGMENT_ORDER_SESSION: _FragmentOrder.ValueType  # 7
+    """By `session`."""
+    FRAGMENT_ORDER_TIER: _FragmentOrder.ValueType  # 8
+    """By tier: sensory, short-term, long-term."""
+
+class FragmentOrder(_FragmentOrder, metaclass=_FragmentOrderEnumTypeWrapper):
+    """What a list of fragments is ordered by."""
+
+FRAGMENT_ORDER_UNSPECIFIED: FragmentOrder.ValueType  # 0
+"""Unset: by receipt."""
+FRAGMENT_ORDER_RECEIPT: FragmentOrder.ValueType  # 1
+"""By receipt, which is also the order of ids."""
+FRAGMENT_ORDER_OBSERVE_TIME: FragmentOrder.ValueType  # 2
+"""By `observe_time`."""
+FRAGMENT_ORDER_IMPORTANCE: FragmentOrder.ValueType  # 3
+"""By `importance`."""
+FRAGMENT_ORDER_ACCESS_TIME: FragmentOrder.ValueType  # 4
+"""By `access_time`; fragments that were never accessed by `create_time`."""
+FRAGMENT_ORDER_LENGTH: FragmentOrder.ValueType  # 5
+"""By the number of characters of the content."""
+FRAGMENT_ORDER_SPEAKER: FragmentOrder.ValueType  # 6
+"""By `speaker`."""
+FRAGMENT_ORDER_SESSION: FragmentOrder.ValueType  # 7
+"""By `session`."""
+FRAGMENT_ORDER_TIER: FragmentOrder.ValueType  # 8
+"""By tier: sensory, short-term, long-term."""
+Global___FragmentOrder: _TypeAlias = FragmentOrder  # noqa: Y015
+
 class _ConflictDecision:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -491,6 +539,7 @@ class Fragment(_message.Message):
     SUPERSEDE_TIME_FIELD_NUMBER: _builtins.int
     LAST_OBSERVE_TIME_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    HIDDEN_CHARACTERS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Unique and ordered by time of receipt: 26 characters of Crockford base 32."""
     kind: Global___FragmentKind.ValueType
@@ -592,6 +641,14 @@ class Fragment(_message.Message):
         the order of statements count from it. Unset if there was none.
         """
 
+    @_builtins.property
+    def hidden_characters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Characters of its texts that a reader does not see, each once, in order, at most 16: "U+E0041" for instance. They
+        are Unicode's default-ignorable characters, such as tag characters, and those that change the direction of the text,
+        except where they belong to what is shown: joiners in emoji and in words of Indic and Arabic scripts, and variation
+        selectors after an emoji or an ideograph. Text that carries instructions in them looks empty. Derived, not stored.
+        """
+
     def __init__(
         self,
         *,
@@ -626,10 +683,11 @@ class Fragment(_message.Message):
         supersede_time: _timestamp_pb2.Timestamp | None = ...,
         last_observe_time: _timestamp_pb2.Timestamp | None = ...,
         role: Global___Role.ValueType = ...,
+        hidden_characters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["access_time", b"access_time", "body", b"body", "content", b"content", "create_time", b"create_time", "expire_time", b"expire_time", "forget_time", b"forget_time", "last_observe_time", b"last_observe_time", "observe_time", b"observe_time", "structured", b"structured", "supersede_time", b"supersede_time", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_count", b"access_count", "access_time", b"access_time", "body", b"body", "content", b"content", "create_time", b"create_time", "duplicate_count", b"duplicate_count", "enhancement_count", b"enhancement_count", "etag", b"etag", "expire_time", b"expire_time", "external_id", b"external_id", "forget_time", b"forget_time", "id", b"id", "importance", b"importance", "kind", b"kind", "last_observe_time", b"last_observe_time", "merged_text", b"merged_text", "metadata", b"metadata", "model", b"model", "observe_time", b"observe_time", "pinned", b"pinned", "role", b"role", "session", b"session", "sources", b"sources", "speaker", b"speaker", "structured", b"structured", "supersede_time", b"supersede_time", "superseded_by", b"superseded_by", "supersedes", b"supersedes", "tier", b"tier", "token_count", b"token_count", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_count", b"access_count", "access_time", b"access_time", "body", b"body", "content", b"content", "create_time", b"create_time", "duplicate_count", b"duplicate_count", "enhancement_count", b"enhancement_count", "etag", b"etag", "expire_time", b"expire_time", "external_id", b"external_id", "forget_time", b"forget_time", "hidden_characters", b"hidden_characters", "id", b"id", "importance", b"importance", "kind", b"kind", "last_observe_time", b"last_observe_time", "merged_text", b"merged_text", "metadata", b"metadata", "model", b"model", "observe_time", b"observe_time", "pinned", b"pinned", "role", b"role", "session", b"session", "sources", b"sources", "speaker", b"speaker", "structured", b"structured", "supersede_time", b"supersede_time", "superseded_by", b"superseded_by", "supersedes", b"supersedes", "tier", b"tier", "token_count", b"token_count", "valid_from", b"valid_from", "valid_until", b"valid_until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["content", "structured"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015

@@ -190,19 +190,23 @@ class GetMemoryRequest(_message.Message):
 
     NAMESPACE_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
+    DESCRIBE_POLICY_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """Its namespace."""
     memory: _builtins.str
     """Its name."""
+    describe_policy: _builtins.bool
+    """Describe each field of its policy."""
     def __init__(
         self,
         *,
         namespace: _builtins.str = ...,
         memory: _builtins.str = ...,
+        describe_policy: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "namespace", b"namespace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["describe_policy", b"describe_policy", "memory", b"memory", "namespace", b"namespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -215,22 +219,89 @@ class GetMemoryResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MEMORY_FIELD_NUMBER: _builtins.int
+    POLICY_FIELDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def memory(self) -> _memory_pb2.Memory:
         """The memory."""
+
+    @_builtins.property
+    def policy_fields(self) -> _containers.RepeatedCompositeFieldContainer[Global___PolicyField]:
+        """The fields of its policy, if the request asks for them."""
 
     def __init__(
         self,
         *,
         memory: _memory_pb2.Memory | None = ...,
+        policy_fields: _abc.Iterable[Global___PolicyField] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "policy_fields", b"policy_fields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetMemoryResponse: _TypeAlias = GetMemoryResponse  # noqa: Y015
+
+@_typing.final
+class PolicyField(_message.Message):
+    """A field of a policy, for people who read or change it. Values are as the JSON form of the contract has them: "10",
+    "true", "604800s", "RANKING_RULE_ABSOLUTE".
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    DEFAULT_VALUE_FIELD_NUMBER: _builtins.int
+    MEANING_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Its path, as UpdateMemory's mask has it, for instance "policy.recall.limit"."""
+    value: _builtins.str
+    """Its value; empty if it is unset, which means the embedding model's own."""
+    default_value: _builtins.str
+    """The value that the memory's profile gives. If it is the same, the value is the profile's, else it was set."""
+    meaning: _builtins.str
+    """What it means."""
+    unit: _builtins.str
+    """The unit of a number; empty if it has none."""
+    low: _builtins.float
+    """The least value of a number, if it has bounds."""
+    high: _builtins.float
+    """The greatest value of a number."""
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The values of an enum, or of a boolean; empty for other fields."""
+
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        value: _builtins.str = ...,
+        default_value: _builtins.str = ...,
+        meaning: _builtins.str = ...,
+        unit: _builtins.str = ...,
+        low: _builtins.float | None = ...,
+        high: _builtins.float | None = ...,
+        choices: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "high", b"high", "low", b"low"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "choices", b"choices", "default_value", b"default_value", "high", b"high", "low", b"low", "meaning", b"meaning", "path", b"path", "unit", b"unit", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__high: _TypeAlias = _typing.Literal["high"]  # noqa: Y015
+    _WhichOneofArgType__high: _TypeAlias = _typing.Literal["_high", b"_high"]  # noqa: Y015
+    _WhichOneofReturnType__low: _TypeAlias = _typing.Literal["low"]  # noqa: Y015
+    _WhichOneofArgType__low: _TypeAlias = _typing.Literal["_low", b"_low"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__high) -> _WhichOneofReturnType__high | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__low) -> _WhichOneofReturnType__low | None: ...
+
+Global___PolicyField: _TypeAlias = PolicyField  # noqa: Y015
 
 @_typing.final
 class ListMemoriesRequest(_message.Message):
@@ -837,6 +908,9 @@ class ListFragmentsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     TRUTH_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    DESCENDING_FIELD_NUMBER: _builtins.int
     AS_OF_TIME_FIELD_NUMBER: _builtins.int
     AS_OF_REVISION_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
@@ -851,6 +925,17 @@ class ListFragmentsRequest(_message.Message):
     """From the previous answer; empty for the first page."""
     truth: _fragment_pb2.Truth.ValueType
     """CURRENT lists only current fragments. Unset: ALL."""
+    text: _builtins.str
+    """Only fragments whose content (or a part of it, if it is structured) contains this text without regard to case, whose
+    external_id is this text, or whose id ends with it (at least 6 characters); empty for all. Every fragment that
+    passes the filter is read, so it takes longer in a large memory.
+    """
+    order: _fragment_pb2.FragmentOrder.ValueType
+    """The order of the list; fragments of equal rank are in order of receipt. Unset: RECEIPT. INVALID_FIELD with
+    `forgotten` and with `as_of`, which have the order of receipt alone.
+    """
+    descending: _builtins.bool
+    """The reverse of that order."""
     as_of_revision: _builtins.int
     """As of this revision; expiry counts at the time when it was committed."""
     @_builtins.property
@@ -871,12 +956,15 @@ class ListFragmentsRequest(_message.Message):
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
         truth: _fragment_pb2.Truth.ValueType = ...,
+        text: _builtins.str = ...,
+        order: _fragment_pb2.FragmentOrder.ValueType = ...,
+        descending: _builtins.bool = ...,
         as_of_time: _timestamp_pb2.Timestamp | None = ...,
         as_of_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "filter", b"filter", "forgotten", b"forgotten", "memory", b"memory", "namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token", "truth", b"truth"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "descending", b"descending", "filter", b"filter", "forgotten", b"forgotten", "memory", b"memory", "namespace", b"namespace", "order", b"order", "page_size", b"page_size", "page_token", b"page_token", "text", b"text", "truth", b"truth"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_as_of: _TypeAlias = _typing.Literal["as_of_time", "as_of_revision"]  # noqa: Y015
     _WhichOneofArgType_as_of: _TypeAlias = _typing.Literal["as_of", b"as_of"]  # noqa: Y015
@@ -1185,6 +1273,78 @@ class FragmentVersion(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FragmentVersion: _TypeAlias = FragmentVersion  # noqa: Y015
+
+@_typing.final
+class ListFragmentEventsRequest(_message.Message):
+    """Lists events of a fragment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The memory's namespace."""
+    memory: _builtins.str
+    """The memory."""
+    id: _builtins.str
+    """The fragment's id; the fragment may have left the memory."""
+    page_size: _builtins.int
+    """Page size, at most 1,000; 0 takes 100. A page has the events of whole revisions, so it may have more."""
+    page_token: _builtins.str
+    """From the previous answer; empty for the first page."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        memory: _builtins.str = ...,
+        id: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "memory", b"memory", "namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListFragmentEventsRequest: _TypeAlias = ListFragmentEventsRequest  # noqa: Y015
+
+@_typing.final
+class ListFragmentEventsResponse(_message.Message):
+    """A page of events. A page may be empty and not the last one: the server reads a bounded part of the log for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    PRUNED_REVISION_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page."""
+    pruned_revision: _builtins.int
+    """Events of revisions up to this one are no longer kept (`RetentionPolicy.event_retention`); 0 if all are."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.Event]:
+        """The events in which the fragment is `fragment_id`, `other_id` or one of `sources`. The cursor of each is that of the
+        end of its revision.
+        """
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[_event_pb2.Event] | None = ...,
+        next_page_token: _builtins.str = ...,
+        pruned_revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "next_page_token", b"next_page_token", "pruned_revision", b"pruned_revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListFragmentEventsResponse: _TypeAlias = ListFragmentEventsResponse  # noqa: Y015
 
 @_typing.final
 class RestoreFragmentVersionRequest(_message.Message):

@@ -132,6 +132,11 @@ class MemoryServiceStub(object):
                 request_serializer=memstream_dot_v1_dot_memory__service__pb2.GetFragmentHistoryRequest.SerializeToString,
                 response_deserializer=memstream_dot_v1_dot_memory__service__pb2.GetFragmentHistoryResponse.FromString,
                 _registered_method=True)
+        self.ListFragmentEvents = channel.unary_unary(
+                '/memstream.v1.MemoryService/ListFragmentEvents',
+                request_serializer=memstream_dot_v1_dot_memory__service__pb2.ListFragmentEventsRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_memory__service__pb2.ListFragmentEventsResponse.FromString,
+                _registered_method=True)
         self.RestoreFragmentVersion = channel.unary_unary(
                 '/memstream.v1.MemoryService/RestoreFragmentVersion',
                 request_serializer=memstream_dot_v1_dot_memory__service__pb2.RestoreFragmentVersionRequest.SerializeToString,
@@ -256,7 +261,7 @@ class MemoryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListFragments(self, request, context):
-        """Lists fragments in order of receipt.
+        """Lists fragments, in order of receipt or of an attribute.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -313,6 +318,13 @@ class MemoryServiceServicer(object):
 
     def GetFragmentHistory(self, request, context):
         """Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListFragmentEvents(self, request, context):
+        """Lists the events of the log that concern a fragment, the earliest first, as far as they are kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -482,6 +494,11 @@ def add_MemoryServiceServicer_to_server(servicer, server):
                     servicer.GetFragmentHistory,
                     request_deserializer=memstream_dot_v1_dot_memory__service__pb2.GetFragmentHistoryRequest.FromString,
                     response_serializer=memstream_dot_v1_dot_memory__service__pb2.GetFragmentHistoryResponse.SerializeToString,
+            ),
+            'ListFragmentEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFragmentEvents,
+                    request_deserializer=memstream_dot_v1_dot_memory__service__pb2.ListFragmentEventsRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_memory__service__pb2.ListFragmentEventsResponse.SerializeToString,
             ),
             'RestoreFragmentVersion': grpc.unary_unary_rpc_method_handler(
                     servicer.RestoreFragmentVersion,
@@ -1045,6 +1062,33 @@ class MemoryService(object):
             '/memstream.v1.MemoryService/GetFragmentHistory',
             memstream_dot_v1_dot_memory__service__pb2.GetFragmentHistoryRequest.SerializeToString,
             memstream_dot_v1_dot_memory__service__pb2.GetFragmentHistoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFragmentEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.MemoryService/ListFragmentEvents',
+            memstream_dot_v1_dot_memory__service__pb2.ListFragmentEventsRequest.SerializeToString,
+            memstream_dot_v1_dot_memory__service__pb2.ListFragmentEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

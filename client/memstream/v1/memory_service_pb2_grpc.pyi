@@ -57,7 +57,7 @@ class MemoryServiceStub:
     GetFragment: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.GetFragmentRequest, _memory_service_pb2.GetFragmentResponse]
     """Reads a fragment."""
     ListFragments: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ListFragmentsRequest, _memory_service_pb2.ListFragmentsResponse]
-    """Lists fragments in order of receipt."""
+    """Lists fragments, in order of receipt or of an attribute."""
     PutFragment: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.PutFragmentRequest, _memory_service_pb2.PutFragmentResponse]
     """Observes, or replaces the client's fields of the fragment with that external_id (see `Observation.external_id`)."""
     UpdateFragment: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.UpdateFragmentRequest, _memory_service_pb2.UpdateFragmentResponse]
@@ -74,6 +74,8 @@ class MemoryServiceStub:
     """Decides about two statements, suspected or not (`Recollection.later_id`)."""
     GetFragmentHistory: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.GetFragmentHistoryRequest, _memory_service_pb2.GetFragmentHistoryResponse]
     """Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`)."""
+    ListFragmentEvents: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ListFragmentEventsRequest, _memory_service_pb2.ListFragmentEventsResponse]
+    """Lists the events of the log that concern a fragment, the earliest first, as far as they are kept."""
     RestoreFragmentVersion: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentVersionRequest, _memory_service_pb2.RestoreFragmentVersionResponse]
     """Gives a fragment the content of an earlier version: a change like UpdateFragment."""
     ListRecallReceipts: _grpc.UnaryUnaryMultiCallable[_memory_service_pb2.ListRecallReceiptsRequest, _memory_service_pb2.ListRecallReceiptsResponse]
@@ -128,7 +130,7 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     GetFragment: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.GetFragmentRequest, _memory_service_pb2.GetFragmentResponse]  # type: ignore[assignment]
     """Reads a fragment."""
     ListFragments: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ListFragmentsRequest, _memory_service_pb2.ListFragmentsResponse]  # type: ignore[assignment]
-    """Lists fragments in order of receipt."""
+    """Lists fragments, in order of receipt or of an attribute."""
     PutFragment: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.PutFragmentRequest, _memory_service_pb2.PutFragmentResponse]  # type: ignore[assignment]
     """Observes, or replaces the client's fields of the fragment with that external_id (see `Observation.external_id`)."""
     UpdateFragment: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.UpdateFragmentRequest, _memory_service_pb2.UpdateFragmentResponse]  # type: ignore[assignment]
@@ -145,6 +147,8 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     """Decides about two statements, suspected or not (`Recollection.later_id`)."""
     GetFragmentHistory: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.GetFragmentHistoryRequest, _memory_service_pb2.GetFragmentHistoryResponse]  # type: ignore[assignment]
     """Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`)."""
+    ListFragmentEvents: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ListFragmentEventsRequest, _memory_service_pb2.ListFragmentEventsResponse]  # type: ignore[assignment]
+    """Lists the events of the log that concern a fragment, the earliest first, as far as they are kept."""
     RestoreFragmentVersion: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.RestoreFragmentVersionRequest, _memory_service_pb2.RestoreFragmentVersionResponse]  # type: ignore[assignment]
     """Gives a fragment the content of an earlier version: a change like UpdateFragment."""
     ListRecallReceipts: _aio.UnaryUnaryMultiCallable[_memory_service_pb2.ListRecallReceiptsRequest, _memory_service_pb2.ListRecallReceiptsResponse]  # type: ignore[assignment]
@@ -262,7 +266,7 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_service_pb2.ListFragmentsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.ListFragmentsResponse, _abc.Awaitable[_memory_service_pb2.ListFragmentsResponse]]:
-        """Lists fragments in order of receipt."""
+        """Lists fragments, in order of receipt or of an attribute."""
 
     @_abc_1.abstractmethod
     def PutFragment(
@@ -327,6 +331,14 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_memory_service_pb2.GetFragmentHistoryResponse, _abc.Awaitable[_memory_service_pb2.GetFragmentHistoryResponse]]:
         """Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`)."""
+
+    @_abc_1.abstractmethod
+    def ListFragmentEvents(
+        self,
+        request: _memory_service_pb2.ListFragmentEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_memory_service_pb2.ListFragmentEventsResponse, _abc.Awaitable[_memory_service_pb2.ListFragmentEventsResponse]]:
+        """Lists the events of the log that concern a fragment, the earliest first, as far as they are kept."""
 
     @_abc_1.abstractmethod
     def RestoreFragmentVersion(

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!memstream/v1/server_service.proto\x12\x0cmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetServerInfoRequest\"\x98\x03\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12.\n\nstart_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x0c\x63\x61pabilities\x18\x03 \x03(\x0e\x32\x18.memstream.v1.Capability\x12$\n\x06limits\x18\x04 \x01(\x0b\x32\x14.memstream.v1.Limits\x12/\n\tembedding\x18\x05 \x01(\x0b\x32\x1c.memstream.v1.EmbeddingModel\x12\x14\n\x0cscorer_model\x18\x06 \x01(\t\x12\x15\n\rinsight_model\x18\x07 \x01(\t\x12\r\n\x05index\x18\x08 \x01(\t\x12\x10\n\x08\x64\x65graded\x18\t \x01(\t\x12\x0f\n\x07journal\x18\n \x01(\t\x12-\n\x0bmodel_usage\x18\x0b \x03(\x0b\x32\x18.memstream.v1.ModelUsage\x12)\n\x06models\x18\x0c \x03(\x0b\x32\x19.memstream.v1.ModelStatus\"\xf3\x01\n\x0bModelStatus\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.memstream.v1.ModelState\x12\x35\n\x11last_success_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x11last_failure_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1c\n\x14\x63onsecutive_failures\x18\x06 \x01(\x03\x12\x12\n\nlast_error\x18\x07 \x01(\t\"}\n\nModelUsage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08requests\x18\x03 \x01(\x03\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x03\x12\x19\n\x11\x63ompletion_tokens\x18\x06 \x01(\x03\"\x9c\x03\n\x06Limits\x12\x19\n\x11\x63ontent_bytes_max\x18\x01 \x01(\x05\x12\x11\n\tbatch_max\x18\x02 \x01(\x05\x12\x1b\n\x13window_observations\x18\x03 \x01(\x05\x12\x14\n\x0cwindow_bytes\x18\x04 \x01(\x03\x12\x19\n\x11message_bytes_max\x18\x05 \x01(\x05\x12\x16\n\x0ename_bytes_max\x18\x06 \x01(\x05\x12\x1a\n\x12metadata_bytes_max\x18\x07 \x01(\x05\x12\x18\n\x10recall_limit_max\x18\x08 \x01(\x05\x12\x1d\n\x15queries_in_flight_max\x18\t \x01(\x05\x12\x37\n\x14request_id_retention\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12message_fields_max\x18\x0b \x01(\x05\x12\x1e\n\x16\x63onnection_streams_max\x18\x0c \x01(\x05\x12\x1a\n\x12\x63\x61ller_streams_max\x18\r \x01(\x05\x12\x18\n\x10\x63\x61ller_calls_max\x18\x0e \x01(\x05\"r\n\x0e\x45mbeddingModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tdimension\x18\x02 \x01(\x05\x12\x12\n\ncosine_low\x18\x03 \x01(\x01\x12\x13\n\x0b\x63osine_high\x18\x04 \x01(\x01\x12\x16\n\x0esimilarity_min\x18\x05 \x01(\x01*t\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13MODEL_STATE_UNKNOWN\x10\x01\x12\x17\n\x13MODEL_STATE_SERVING\x10\x02\x12\x17\n\x13MODEL_STATE_FAILING\x10\x03*\xf3\x01\n\nCapability\x12\x1a\n\x16\x43\x41PABILITY_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43\x41PABILITY_WATCH\x10\x01\x12\x1c\n\x18\x43\x41PABILITY_CONVERSATIONS\x10\x02\x12\x18\n\x14\x43\x41PABILITY_LIFECYCLE\x10\x03\x12\x14\n\x10\x43\x41PABILITY_ERASE\x10\x04\x12\x15\n\x11\x43\x41PABILITY_EXPORT\x10\x05\x12\x19\n\x15\x43\x41PABILITY_OPERATIONS\x10\x06\x12\x19\n\x15\x43\x41PABILITY_REFLECTION\x10\x07\x12\x18\n\x14\x43\x41PABILITY_SUBSCRIBE\x10\x08\x32i\n\rServerService\x12X\n\rGetServerInfo\x12\".memstream.v1.GetServerInfoRequest\x1a#.memstream.v1.GetServerInfoResponseBS\n\x10\x64\x65v.memstream.v1B\x12ServerServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!memstream/v1/server_service.proto\x12\x0cmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x18\n\x16GetServerStatusRequest\"\x9c\x04\n\x17GetServerStatusResponse\x12.\n\nstart_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tread_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0eresident_bytes\x18\x03 \x01(\x03\x12\x15\n\rmachine_bytes\x18\x04 \x01(\x03\x12\x13\n\x0b\x63pu_seconds\x18\x05 \x01(\x01\x12\x12\n\ndata_bytes\x18\x06 \x01(\x03\x12\x17\n\x0f\x64isk_free_bytes\x18\x07 \x01(\x03\x12\x18\n\x10\x64isk_total_bytes\x18\x08 \x01(\x03\x12\x17\n\x0f\x61\x63tive_memories\x18\t \x01(\x03\x12\x14\n\x0c\x61\x63tive_bytes\x18\n \x01(\x03\x12\x0f\n\x07\x62\x61\x63klog\x18\x0b \x01(\x03\x12\x0e\n\x06outbox\x18\x0c \x01(\x03\x12*\n\x07streams\x18\r \x03(\x0b\x32\x19.memstream.v1.OpenStreams\x12\x11\n\tproducers\x18\x0e \x01(\x03\x12\x10\n\x08watchers\x18\x0f \x01(\x03\x12&\n\x04rpcs\x18\x10 \x03(\x0b\x32\x18.memstream.v1.RpcFigures\x12\x14\n\x0cobservations\x18\x11 \x01(\x03\x12\x0f\n\x07recalls\x18\x12 \x01(\x03\x12\'\n\x08settings\x18\x13 \x03(\x0b\x32\x15.memstream.v1.Setting\"+\n\x0bOpenStreams\x12\x0b\n\x03rpc\x18\x01 \x01(\t\x12\x0f\n\x07streams\x18\x02 \x01(\x03\"\x8b\x01\n\nRpcFigures\x12\x0b\n\x03rpc\x18\x01 \x01(\t\x12\r\n\x05\x63\x61lls\x18\x02 \x01(\x03\x12\x0e\n\x06\x66\x61iled\x18\x03 \x01(\x03\x12)\n\x06median\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x03p99\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\"5\n\x07Setting\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\r\n\x05given\x18\x03 \x01(\x08\"\x16\n\x14GetServerInfoRequest\"\x98\x03\n\x15GetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12.\n\nstart_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x0c\x63\x61pabilities\x18\x03 \x03(\x0e\x32\x18.memstream.v1.Capability\x12$\n\x06limits\x18\x04 \x01(\x0b\x32\x14.memstream.v1.Limits\x12/\n\tembedding\x18\x05 \x01(\x0b\x32\x1c.memstream.v1.EmbeddingModel\x12\x14\n\x0cscorer_model\x18\x06 \x01(\t\x12\x15\n\rinsight_model\x18\x07 \x01(\t\x12\r\n\x05index\x18\x08 \x01(\t\x12\x10\n\x08\x64\x65graded\x18\t \x01(\t\x12\x0f\n\x07journal\x18\n \x01(\t\x12-\n\x0bmodel_usage\x18\x0b \x03(\x0b\x32\x18.memstream.v1.ModelUsage\x12)\n\x06models\x18\x0c \x03(\x0b\x32\x19.memstream.v1.ModelStatus\"\xf3\x01\n\x0bModelStatus\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.memstream.v1.ModelState\x12\x35\n\x11last_success_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x35\n\x11last_failure_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1c\n\x14\x63onsecutive_failures\x18\x06 \x01(\x03\x12\x12\n\nlast_error\x18\x07 \x01(\t\"}\n\nModelUsage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08requests\x18\x03 \x01(\x03\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x03\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x03\x12\x19\n\x11\x63ompletion_tokens\x18\x06 \x01(\x03\"\x9c\x03\n\x06Limits\x12\x19\n\x11\x63ontent_bytes_max\x18\x01 \x01(\x05\x12\x11\n\tbatch_max\x18\x02 \x01(\x05\x12\x1b\n\x13window_observations\x18\x03 \x01(\x05\x12\x14\n\x0cwindow_bytes\x18\x04 \x01(\x03\x12\x19\n\x11message_bytes_max\x18\x05 \x01(\x05\x12\x16\n\x0ename_bytes_max\x18\x06 \x01(\x05\x12\x1a\n\x12metadata_bytes_max\x18\x07 \x01(\x05\x12\x18\n\x10recall_limit_max\x18\x08 \x01(\x05\x12\x1d\n\x15queries_in_flight_max\x18\t \x01(\x05\x12\x37\n\x14request_id_retention\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1a\n\x12message_fields_max\x18\x0b \x01(\x05\x12\x1e\n\x16\x63onnection_streams_max\x18\x0c \x01(\x05\x12\x1a\n\x12\x63\x61ller_streams_max\x18\r \x01(\x05\x12\x18\n\x10\x63\x61ller_calls_max\x18\x0e \x01(\x05\"r\n\x0e\x45mbeddingModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tdimension\x18\x02 \x01(\x05\x12\x12\n\ncosine_low\x18\x03 \x01(\x01\x12\x13\n\x0b\x63osine_high\x18\x04 \x01(\x01\x12\x16\n\x0esimilarity_min\x18\x05 \x01(\x01*t\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13MODEL_STATE_UNKNOWN\x10\x01\x12\x17\n\x13MODEL_STATE_SERVING\x10\x02\x12\x17\n\x13MODEL_STATE_FAILING\x10\x03*\xf3\x01\n\nCapability\x12\x1a\n\x16\x43\x41PABILITY_UNSPECIFIED\x10\x00\x12\x14\n\x10\x43\x41PABILITY_WATCH\x10\x01\x12\x1c\n\x18\x43\x41PABILITY_CONVERSATIONS\x10\x02\x12\x18\n\x14\x43\x41PABILITY_LIFECYCLE\x10\x03\x12\x14\n\x10\x43\x41PABILITY_ERASE\x10\x04\x12\x15\n\x11\x43\x41PABILITY_EXPORT\x10\x05\x12\x19\n\x15\x43\x41PABILITY_OPERATIONS\x10\x06\x12\x19\n\x15\x43\x41PABILITY_REFLECTION\x10\x07\x12\x18\n\x14\x43\x41PABILITY_SUBSCRIBE\x10\x08\x32\xc9\x01\n\rServerService\x12X\n\rGetServerInfo\x12\".memstream.v1.GetServerInfoRequest\x1a#.memstream.v1.GetServerInfoResponse\x12^\n\x0fGetServerStatus\x12$.memstream.v1.GetServerStatusRequest\x1a%.memstream.v1.GetServerStatusResponseBS\n\x10\x64\x65v.memstream.v1B\x12ServerServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,22 +34,32 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'memstream.v1.server_service
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.memstream.v1B\022ServerServiceProtoP\001Z)memstream.dev/go/memstream/v1;memstreamv1'
-  _globals['_MODELSTATE']._serialized_start=1455
-  _globals['_MODELSTATE']._serialized_end=1571
-  _globals['_CAPABILITY']._serialized_start=1574
-  _globals['_CAPABILITY']._serialized_end=1817
-  _globals['_GETSERVERINFOREQUEST']._serialized_start=116
-  _globals['_GETSERVERINFOREQUEST']._serialized_end=138
-  _globals['_GETSERVERINFORESPONSE']._serialized_start=141
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=549
-  _globals['_MODELSTATUS']._serialized_start=552
-  _globals['_MODELSTATUS']._serialized_end=795
-  _globals['_MODELUSAGE']._serialized_start=797
-  _globals['_MODELUSAGE']._serialized_end=922
-  _globals['_LIMITS']._serialized_start=925
-  _globals['_LIMITS']._serialized_end=1337
-  _globals['_EMBEDDINGMODEL']._serialized_start=1339
-  _globals['_EMBEDDINGMODEL']._serialized_end=1453
-  _globals['_SERVERSERVICE']._serialized_start=1819
-  _globals['_SERVERSERVICE']._serialized_end=1924
+  _globals['_MODELSTATE']._serialized_start=2266
+  _globals['_MODELSTATE']._serialized_end=2382
+  _globals['_CAPABILITY']._serialized_start=2385
+  _globals['_CAPABILITY']._serialized_end=2628
+  _globals['_GETSERVERSTATUSREQUEST']._serialized_start=116
+  _globals['_GETSERVERSTATUSREQUEST']._serialized_end=140
+  _globals['_GETSERVERSTATUSRESPONSE']._serialized_start=143
+  _globals['_GETSERVERSTATUSRESPONSE']._serialized_end=683
+  _globals['_OPENSTREAMS']._serialized_start=685
+  _globals['_OPENSTREAMS']._serialized_end=728
+  _globals['_RPCFIGURES']._serialized_start=731
+  _globals['_RPCFIGURES']._serialized_end=870
+  _globals['_SETTING']._serialized_start=872
+  _globals['_SETTING']._serialized_end=925
+  _globals['_GETSERVERINFOREQUEST']._serialized_start=927
+  _globals['_GETSERVERINFOREQUEST']._serialized_end=949
+  _globals['_GETSERVERINFORESPONSE']._serialized_start=952
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=1360
+  _globals['_MODELSTATUS']._serialized_start=1363
+  _globals['_MODELSTATUS']._serialized_end=1606
+  _globals['_MODELUSAGE']._serialized_start=1608
+  _globals['_MODELUSAGE']._serialized_end=1733
+  _globals['_LIMITS']._serialized_start=1736
+  _globals['_LIMITS']._serialized_end=2148
+  _globals['_EMBEDDINGMODEL']._serialized_start=2150
+  _globals['_EMBEDDINGMODEL']._serialized_end=2264
+  _globals['_SERVERSERVICE']._serialized_start=2631
+  _globals['_SERVERSERVICE']._serialized_end=2832
 # @@protoc_insertion_point(module_scope)

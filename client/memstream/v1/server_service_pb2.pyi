@@ -98,6 +98,227 @@ CAPABILITY_SUBSCRIBE: Capability.ValueType  # 8
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final
+class GetServerStatusRequest(_message.Message):
+    """Requests the status of the server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetServerStatusRequest: _TypeAlias = GetServerStatusRequest  # noqa: Y015
+
+@_typing.final
+class GetServerStatusResponse(_message.Message):
+    """What the server uses and does now. Counts are those since its start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_TIME_FIELD_NUMBER: _builtins.int
+    READ_TIME_FIELD_NUMBER: _builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    MACHINE_BYTES_FIELD_NUMBER: _builtins.int
+    CPU_SECONDS_FIELD_NUMBER: _builtins.int
+    DATA_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    ACTIVE_MEMORIES_FIELD_NUMBER: _builtins.int
+    ACTIVE_BYTES_FIELD_NUMBER: _builtins.int
+    BACKLOG_FIELD_NUMBER: _builtins.int
+    OUTBOX_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
+    PRODUCERS_FIELD_NUMBER: _builtins.int
+    WATCHERS_FIELD_NUMBER: _builtins.int
+    RPCS_FIELD_NUMBER: _builtins.int
+    OBSERVATIONS_FIELD_NUMBER: _builtins.int
+    RECALLS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    resident_bytes: _builtins.int
+    """Bytes of RAM that the process has; 0 where the system does not say."""
+    machine_bytes: _builtins.int
+    """Bytes of RAM that the machine has; 0 where the system does not say."""
+    cpu_seconds: _builtins.float
+    """Seconds of CPU that the process has used."""
+    data_bytes: _builtins.int
+    """Bytes of the data directory's files."""
+    disk_free_bytes: _builtins.int
+    """Bytes that are free on the disk of the data directory."""
+    disk_total_bytes: _builtins.int
+    """Bytes of that disk."""
+    active_memories: _builtins.int
+    """Memories that are in RAM, and"""
+    active_bytes: _builtins.int
+    """their bytes."""
+    backlog: _builtins.int
+    """Observations that are received and not yet stored, in active memories."""
+    outbox: _builtins.int
+    """Rows that wait for the vector index."""
+    producers: _builtins.int
+    """Producers that are held in RAM."""
+    watchers: _builtins.int
+    """Watches and standing queries that are open."""
+    observations: _builtins.int
+    """Observations that were stored."""
+    recalls: _builtins.int
+    """Recalls that were answered."""
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was started."""
+
+    @_builtins.property
+    def read_time(self) -> _timestamp_pb2.Timestamp:
+        """When the status was read: the difference of two answers is a rate."""
+
+    @_builtins.property
+    def streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenStreams]:
+        """Streams that are open, by rpc."""
+
+    @_builtins.property
+    def rpcs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RpcFigures]:
+        """The calls, by rpc."""
+
+    @_builtins.property
+    def settings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Setting]:
+        """The settings, without secrets."""
+
+    def __init__(
+        self,
+        *,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        read_time: _timestamp_pb2.Timestamp | None = ...,
+        resident_bytes: _builtins.int = ...,
+        machine_bytes: _builtins.int = ...,
+        cpu_seconds: _builtins.float = ...,
+        data_bytes: _builtins.int = ...,
+        disk_free_bytes: _builtins.int = ...,
+        disk_total_bytes: _builtins.int = ...,
+        active_memories: _builtins.int = ...,
+        active_bytes: _builtins.int = ...,
+        backlog: _builtins.int = ...,
+        outbox: _builtins.int = ...,
+        streams: _abc.Iterable[Global___OpenStreams] | None = ...,
+        producers: _builtins.int = ...,
+        watchers: _builtins.int = ...,
+        rpcs: _abc.Iterable[Global___RpcFigures] | None = ...,
+        observations: _builtins.int = ...,
+        recalls: _builtins.int = ...,
+        settings: _abc.Iterable[Global___Setting] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["read_time", b"read_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_bytes", b"active_bytes", "active_memories", b"active_memories", "backlog", b"backlog", "cpu_seconds", b"cpu_seconds", "data_bytes", b"data_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "machine_bytes", b"machine_bytes", "observations", b"observations", "outbox", b"outbox", "producers", b"producers", "read_time", b"read_time", "recalls", b"recalls", "resident_bytes", b"resident_bytes", "rpcs", b"rpcs", "settings", b"settings", "start_time", b"start_time", "streams", b"streams", "watchers", b"watchers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetServerStatusResponse: _TypeAlias = GetServerStatusResponse  # noqa: Y015
+
+@_typing.final
+class OpenStreams(_message.Message):
+    """The open streams of one rpc."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RPC_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
+    rpc: _builtins.str
+    """The rpc, for instance "Watch"."""
+    streams: _builtins.int
+    """How many are open."""
+    def __init__(
+        self,
+        *,
+        rpc: _builtins.str = ...,
+        streams: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rpc", b"rpc", "streams", b"streams"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenStreams: _TypeAlias = OpenStreams  # noqa: Y015
+
+@_typing.final
+class RpcFigures(_message.Message):
+    """The ended calls of one rpc since the server's start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RPC_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    MEDIAN_FIELD_NUMBER: _builtins.int
+    P99_FIELD_NUMBER: _builtins.int
+    rpc: _builtins.str
+    """The rpc, for instance "RecallOnce"."""
+    calls: _builtins.int
+    """Calls that ended."""
+    failed: _builtins.int
+    """Of these, calls that ended with an error."""
+    @_builtins.property
+    def median(self) -> _duration_pb2.Duration:
+        """Half of the calls ended within this time, to the bound of a bucket; a stream's time is its whole life. Unset
+        without calls.
+        """
+
+    @_builtins.property
+    def p99(self) -> _duration_pb2.Duration:
+        """99 of 100 calls ended within this time, as above."""
+
+    def __init__(
+        self,
+        *,
+        rpc: _builtins.str = ...,
+        calls: _builtins.int = ...,
+        failed: _builtins.int = ...,
+        median: _duration_pb2.Duration | None = ...,
+        p99: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["median", b"median", "p99", b"p99"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "failed", b"failed", "median", b"median", "p99", b"p99", "rpc", b"rpc"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RpcFigures: _TypeAlias = RpcFigures  # noqa: Y015
+
+@_typing.final
+class Setting(_message.Message):
+    """A setting of the server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    GIVEN_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    value: _builtins.str
+    """Its value as text; "**********" for a secret that is set."""
+    given: _builtins.bool
+    """Whether the operator set it; else the value is the default."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        value: _builtins.str = ...,
+        given: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["given", b"given", "name", b"name", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Setting: _TypeAlias = Setting  # noqa: Y015
+
+@_typing.final
 class GetServerInfoRequest(_message.Message):
     """Requests information about the server."""
 

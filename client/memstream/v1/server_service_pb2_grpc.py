@@ -40,6 +40,11 @@ class ServerServiceStub(object):
                 request_serializer=memstream_dot_v1_dot_server__service__pb2.GetServerInfoRequest.SerializeToString,
                 response_deserializer=memstream_dot_v1_dot_server__service__pb2.GetServerInfoResponse.FromString,
                 _registered_method=True)
+        self.GetServerStatus = channel.unary_unary(
+                '/memstream.v1.ServerService/GetServerStatus',
+                request_serializer=memstream_dot_v1_dot_server__service__pb2.GetServerStatusRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_server__service__pb2.GetServerStatusResponse.FromString,
+                _registered_method=True)
 
 
 class ServerServiceServicer(object):
@@ -53,6 +58,14 @@ class ServerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetServerStatus(self, request, context):
+        """Returns what the server that answers uses and does: RAM, disk, calls, settings. Needs the right `admin` in every
+        namespace, because it sums up all tenants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ServerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +73,11 @@ def add_ServerServiceServicer_to_server(servicer, server):
                     servicer.GetServerInfo,
                     request_deserializer=memstream_dot_v1_dot_server__service__pb2.GetServerInfoRequest.FromString,
                     response_serializer=memstream_dot_v1_dot_server__service__pb2.GetServerInfoResponse.SerializeToString,
+            ),
+            'GetServerStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetServerStatus,
+                    request_deserializer=memstream_dot_v1_dot_server__service__pb2.GetServerStatusRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_server__service__pb2.GetServerStatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +108,33 @@ class ServerService(object):
             '/memstream.v1.ServerService/GetServerInfo',
             memstream_dot_v1_dot_server__service__pb2.GetServerInfoRequest.SerializeToString,
             memstream_dot_v1_dot_server__service__pb2.GetServerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetServerStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ServerService/GetServerStatus',
+            memstream_dot_v1_dot_server__service__pb2.GetServerStatusRequest.SerializeToString,
+            memstream_dot_v1_dot_server__service__pb2.GetServerStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,10 @@ class ServerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ServerServiceAsyncStub: ...
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_server_service_pb2.GetServerInfoRequest, _server_service_pb2.GetServerInfoResponse]
     """Returns version, capabilities, limits and models of the server that answers."""
+    GetServerStatus: _grpc.UnaryUnaryMultiCallable[_server_service_pb2.GetServerStatusRequest, _server_service_pb2.GetServerStatusResponse]
+    """Returns what the server that answers uses and does: RAM, disk, calls, settings. Needs the right `admin` in every
+    namespace, because it sums up all tenants.
+    """
 
 @_typing.type_check_only
 class ServerServiceAsyncStub(ServerServiceStub):
@@ -43,6 +47,10 @@ class ServerServiceAsyncStub(ServerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_server_service_pb2.GetServerInfoRequest, _server_service_pb2.GetServerInfoResponse]  # type: ignore[assignment]
     """Returns version, capabilities, limits and models of the server that answers."""
+    GetServerStatus: _aio.UnaryUnaryMultiCallable[_server_service_pb2.GetServerStatusRequest, _server_service_pb2.GetServerStatusResponse]  # type: ignore[assignment]
+    """Returns what the server that answers uses and does: RAM, disk, calls, settings. Needs the right `admin` in every
+    namespace, because it sums up all tenants.
+    """
 
 class ServerServiceServicer(metaclass=_abc_1.ABCMeta):
     """Information about this server."""
@@ -54,5 +62,15 @@ class ServerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_server_service_pb2.GetServerInfoResponse, _abc.Awaitable[_server_service_pb2.GetServerInfoResponse]]:
         """Returns version, capabilities, limits and models of the server that answers."""
+
+    @_abc_1.abstractmethod
+    def GetServerStatus(
+        self,
+        request: _server_service_pb2.GetServerStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_server_service_pb2.GetServerStatusResponse, _abc.Awaitable[_server_service_pb2.GetServerStatusResponse]]:
+        """Returns what the server that answers uses and does: RAM, disk, calls, settings. Needs the right `admin` in every
+        namespace, because it sums up all tenants.
+        """
 
 def add_ServerServiceServicer_to_server(servicer: ServerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

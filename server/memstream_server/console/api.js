@@ -3,14 +3,56 @@
 // Where the server's paths begin: this file is at console/api.js below it, also behind a proxy that adds a prefix.
 const ROOT = new URL("../", import.meta.url);
 
-// The key is in memory only: a reload forgets it, and no other page can read it.
-let key = "";
+// A reload keeps the key for its tab, if no other page of this origin can read it and nobody on the way: over HTTPS or
+// from this machine, and without a prefix, below which a proxy may have other pages.
+const SLOT = "memstream key";
+export const keepsKey = isSecureContext && ROOT.pathname === "/";
+let key = readKept();
 
-export function setKey(value) {
+function readKept() {
+  try {
+    return (keepsKey && sessionStorage.getItem(SLOT)) || "";
+  } catch {
+    return ""; // the browser denies storage
+  }
+}
+
+/** Uses a key; `keep`: a reload of the tab keeps it, where that is safe. */
+export function setKey(value, keep = false) {
   key = value;
+  try {
+    if (value && keep && keepsKey) sessionStorage.setItem(SLOT, value);
+    else sessionStorage.removeItem(SLOT);
+  } catch {
+    // the browser denies storage
+  }
 }
 
 export const hasKey = () => key !== "";
+export const apiRoot = () => ROOT.href;
+
+// The calls of the present view, the last one of each method.
+let recorded = new Map();
+
+/** Forgets the calls of the view before. */
+export function beginRecord() {
+  recorded = new Map();
+}
+
+/** The calls that the view has made: { method, request }. */
+export const recordedCalls = () => [...recorded.values()];
+
+function record(method, request) {
+  recorded.delete(method);
+  recorded.set(method, { method, request });
+}
+
+let onRefused = () => undefined;
+
+/** `run(error)` is called when a call is refused because its key is missing, or no longer valid. */
+export function whenRefused(run) {
+  onRefused = run;
+}
 
 /** An error of a call. `code` is Connect's; `info` has the bytes of google.rpc.ErrorInfo. */
 export class CallError extends Error {
@@ -46,6 +88,7 @@ export const isHeaderText = (text) => /^[\x21-\x7e]+$/.test(text);
 
 /** Calls `Service/Method` and returns the answer. Throws CallError; an aborted `signal` throws AbortError. */
 export async function call(method, request, signal) {
+  record(method, request);
   const answer = await send(`memstream.v1.${method}`, {
     method: "POST",
     headers: headersOf({ "content-type": "application/json", "connect-protocol-version": "1" }),
@@ -85,12 +128,19 @@ async function errorOf(answer) {
   try {
     return callError(await answer.json());
   } catch {
-    return new CallError(answer.status === 401 ? "unauthenticated" : "unknown", `The server answered ${answer.status}.`);
+    // A proxy answers in a form of its own while the server behind it is away.
+    const code = answer.status === 401 ? "unauthenticated" : answer.status >= 500 ? "unavailable" : "unknown";
+    return noted(new CallError(code, `The server answered ${answer.status}.`));
   }
 }
 
 function callError(error) {
-  return new CallError(error.code ?? "unknown", error.message ?? "The call failed.", infoOf(error.details ?? []));
+  return noted(new CallError(error.code ?? "unknown", error.message ?? "The call failed.", infoOf(error.details ?? [])));
+}
+
+function noted(error) {
+  if (error.code === "unauthenticated") queueMicrotask(() => onRefused(error));
+  return error;
 }
 
 function infoOf(details) {
@@ -103,6 +153,7 @@ const FRAME_BYTES_MAX = 64 << 20;
 
 /** Calls a method whose answers stream, and yields them. Throws CallError when the stream ends with an error. */
 export async function* stream(method, request, signal) {
+  record(method, request);
   const body = new TextEncoder().encode(JSON.stringify(request));
   const framed = new Uint8Array(5 + body.length);
   new DataView(framed.buffer).setUint32(1, body.length);

@@ -1,9 +1,12 @@
 // The router: the part of the address after # names the view. It also signs in and out.
 
-import { isHeaderText } from "./api.js";
+import { readAddress } from "./address.js";
+import { beginRecord, isHeaderText, keepsKey, whenRefused } from "./api.js";
+import { copyBox } from "./copies.js";
 import { field, given, h, notify, show } from "./dom.js";
 import { begin, caller, rightsIn, signedIn, signIn, signOut } from "./session.js";
 import { link } from "./format.js";
+import * as browse from "./views/browse.js";
 import * as conflicts from "./views/conflicts.js";
 import * as conversations from "./views/conversations.js";
 import * as desk from "./views/recall.js";
@@ -11,6 +14,8 @@ import * as fragment from "./views/fragment.js";
 import * as live from "./views/live.js";
 import * as memories from "./views/memories.js";
 import * as operations from "./views/operations.js";
+import * as overview from "./views/overview.js";
+import * as policy from "./views/policy.js";
 import * as queries from "./views/queries.js";
 import * as receipts from "./views/receipts.js";
 import * as server from "./views/server.js";
@@ -19,6 +24,7 @@ import * as timeline from "./views/timeline.js";
 
 // Views of one memory.
 const OF_MEMORY = [
+  ["browse", "Browse", browse],
   ["live", "Live", live],
   ["recall", "Recall", desk],
   ["sessions", "Sessions", sessions],
@@ -26,41 +32,36 @@ const OF_MEMORY = [
   ["conflicts", "Conflicts", conflicts],
   ["receipts", "Receipts", receipts],
   ["queries", "Standing queries", queries],
+  ["policy", "Policy", policy],
 ];
 const TOP = [
-  ["", "Memories", memories],
+  ["", "Overview", overview],
+  ["memories", "Memories", memories],
   ["conversations", "Conversations", conversations],
   ["operations", "Operations", operations],
   ["server", "Server", server],
 ];
 
 const RECOUNT_MS = 300; // after the last change of several
+const RETRY_MS = 2_000;
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");
 const account = document.getElementById("account");
 let open = new AbortController();
-
-/** The address as parts and query: #/m/a/b/live?x=1. */
-function readAddress() {
-  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?", 2);
-  const parts = path.split("/").filter(Boolean).map((part) => {
-    try {
-      return decodeURIComponent(part);
-    } catch {
-      return part;
-    }
-  });
-  return { parts, query: new URLSearchParams(query) };
-}
+let asksForKey = false;
 
 function find({ parts, query }) {
+  if (parts[0] === "namespace") {
+    query.set("namespace", parts[1] ?? "");
+    return { view: memories, title: "Memories", parts: [], query, memory: null };
+  }
   if (parts[0] !== "m") {
     const [, title, view] = TOP.find(([name]) => name === (parts[0] ?? "")) ?? TOP[0];
     return { view, title, parts: parts.slice(1), query, memory: null };
   }
   const memory = { namespace: parts[1] ?? "", memory: parts[2] ?? "" };
   if (parts[3] === "fragment") return { view: fragment, title: "Fragment", parts: parts.slice(4), query, memory };
-  const [, title, view] = OF_MEMORY.find(([name]) => name === (parts[3] ?? "live")) ?? OF_MEMORY[0];
+  const [, title, view] = OF_MEMORY.find(([name]) => name === (parts[3] ?? "browse")) ?? OF_MEMORY[0];
   return { view, title, parts: parts.slice(4), query, memory };
 }
 
@@ -94,8 +95,8 @@ async function drawOpenConflicts(heading, memory, signal) {
   if (signal.aborted) return;
   try {
     if (!(await rightsIn(memory.namespace)).has("read")) return;
-    const open = await conflicts.countOpen(memory, signal);
-    show(heading.querySelector("[data-view=conflicts]"), "Conflicts", open && [" ", h("span", { class: "mark warn" }, `${open} open`)]);
+    const count = await conflicts.countOpen(memory, signal);
+    show(heading.querySelector("[data-view=conflicts]"), "Conflicts", count && [" ", h("span", { class: "mark warn" }, `${count} open`)]);
   } catch {
     // The view reports a server that does not answer.
   }
@@ -106,17 +107,14 @@ async function draw(moved) {
   open.abort();
   open = new AbortController();
   const { signal } = open;
-  const address = readAddress();
-  if (address.parts[0] === "namespace") {
-    address.query.set("namespace", address.parts[1] ?? "");
-    address.parts = [];
-  }
-  const found = find(address);
+  asksForKey = false;
+  beginRecord();
+  const found = find(readAddress());
   document.title = `${found.memory ? `${found.memory.namespace}/${found.memory.memory} · ` : ""}${found.title} · memstream`;
   drawNavigation(found);
   const heading = drawHeading(found);
   const place = h("div", { class: "view", "aria-busy": "true" });
-  show(main, heading, place);
+  show(main, heading, place, copyBox());
   notify("");
   if (found.memory) {
     let waiting = 0;
@@ -130,39 +128,53 @@ async function draw(moved) {
   try {
     await found.view.render({ place, signal, ...found });
   } catch (error) {
-    if (!signal.aborted) showFailure(place, error);
+    if (!signal.aborted) showFailure(place, error, signal);
   } finally {
     place.removeAttribute("aria-busy");
   }
 }
 
-function showFailure(place, error) {
-  if (error.code === "unauthenticated") return drawSignIn(error.message);
+/** Shows the error of a view. A server that does not answer is asked again. */
+function showFailure(place, error, signal) {
+  if (error.code === "unauthenticated") return; // the form is shown
   if (error.code === undefined) console.error(error); // a defect of the page
+  const away = error.code === "unavailable";
   show(place, h("div", { class: "failure", role: "alert" },
     h("p", null, error.message), error.reason && h("p", { class: "quiet" }, error.reason),
+    away && h("p", { class: "quiet" }, "The page asks again every two seconds."),
     h("button", { type: "button", onclick: () => start() }, "Try again")));
-  return undefined;
+  if (!away) return;
+  const timer = setTimeout(() => start(), RETRY_MS);
+  signal.addEventListener("abort", () => clearTimeout(timer));
 }
 
+/** Asks for a key in place of the view; the view of the address follows. */
 function drawSignIn(reason) {
+  if (asksForKey) return;
+  asksForKey = true;
   open.abort();
+  const revoked = signedIn();
+  signOut();
   show(nav);
   show(account);
   document.title = "Sign in · memstream";
   const input = h("input", { type: "password", name: "key", autocomplete: "off", spellcheck: "false", required: true });
+  const keep = h("input", { type: "checkbox", name: "keep", checked: keepsKey, disabled: !keepsKey });
   const problem = h("p", { class: "problem", role: "alert" });
   const submit = h("button", { type: "submit", class: "main" }, "Sign in");
   const form = h("form", { class: "sign-in" }, h("h1", null, "Sign in"),
-    h("p", null, "This server needs an API key or a token. The page keeps it until it is closed or loaded again."),
-    field("API key", input), submit, problem);
+    h("p", null, "This server needs an API key or a token. No address has it."), field("API key", input),
+    h("label", { class: "check" }, keep, "keep it in this tab when the page is loaded again"),
+    !keepsKey && h("p", { class: "quiet" }, isSecureContext ? "This page shares its origin with others, which could read a kept key: loading it again forgets the key."
+      : "This page came over plain HTTP from another machine: loading it again forgets the key."),
+    submit, problem);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const key = input.value.trim();
     if (!isHeaderText(key)) return show(problem, "A key consists of printable ASCII characters without spaces.");
     submit.disabled = true;
     try {
-      await signIn(key);
+      await signIn(key, keep.checked);
       input.value = "";
       draw(true);
     } catch (error) {
@@ -173,17 +185,17 @@ function drawSignIn(reason) {
     return undefined;
   });
   show(main, form);
-  if (reason && signedIn()) show(problem, reason);
+  if (revoked) show(problem, `The server no longer takes this key: ${reason}`);
   input.focus();
 }
 
-/** Draws the view while it asks who calls; a view that fails for lack of a key shows the form itself. */
+/** Draws the view while it asks who calls; a call that is refused for lack of a key shows the form. */
 async function start() {
   const [known] = await Promise.allSettled([begin(), draw(false)]);
-  if (known.status === "fulfilled") drawAccount();
-  else if (known.reason.code === "unauthenticated" && !main.querySelector(".sign-in")) drawSignIn("");
+  if (known.status === "fulfilled" && !asksForKey) drawAccount();
 }
 
+whenRefused((error) => drawSignIn(error.message));
 window.addEventListener("hashchange", () => draw(true));
 document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address names the view

@@ -27,15 +27,35 @@ export function show(element, ...children) {
   return append(element, children);
 }
 
-// Characters that reorder or hide the text around them.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f\u202a-\u202e\u2066-\u2069]/g;
+// Characters that nobody sees: Unicode's default-ignorable ones and controls. The server marks fragments by the same
+// rules (core/hidden_text.py): what belongs to a shown sign is not hidden.
+const JOINING = "\\u0600-\\u07ff\\u0860-\\u109f\\u1780-\\u18af\\u1900-\\u1cff\\ua800-\\uaaff\\ufb50-\\ufdff\\ufe70-\\ufefc";
+const SIGN = "#*0-9\\xa9\\xae\\u203c-\\u3299\\u{1f000}-\\u{1faff}";
+const HAN = "\\u3400-\\u9fff\\uf900-\\ufaff\\u{20000}-\\u{323af}";
+const tags = (region) => `${Array.from(region, (letter) => `\\u{${(0xe0000 + letter.codePointAt(0)).toString(16)}}`).join("")}\\u{e007f}`;
+const SHOWN = [
+  `(?<=[${JOINING}])[\\u200c\\u200d](?=[${JOINING}])`,
+  `(?<=[${SIGN}\\ufe0f])\\u200d(?=[${SIGN}])`,
+  `(?<=[${SIGN}${HAN}])[\\ufe00-\\ufe0f]`,
+  `(?<=[${HAN}])[\\u{e0100}-\\u{e01ef}]`,
+  "(?<=[\\u1820-\\u18aa])[\\u180b-\\u180d\\u180f]",
+  `(?<=\\u{1f3f4})(?:${["gbeng", "gbsct", "gbwls"].map(tags).join("|")})`,
+].join("|");
+const HIDDEN = new RegExp(`(${SHOWN})|([\\u{e0020}-\\u{e007e}]+)|[\\0-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f]|\\p{Default_Ignorable_Code_Point}`, "gu");
 
-/** The text with embedding, override and control characters written as ⟨U+202E⟩. */
+/** The text with characters that nobody sees written as ⟨U+202E⟩, and tag characters as what they say. */
 export function visible(text) {
-  return String(text ?? "").replace(
-    HIDDEN,
-    (char) => `⟨U+${char.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`,
-  );
+  return String(text ?? "").replace(HIDDEN, (found, shown, tagged) => {
+    if (shown !== undefined) return found;
+    if (tagged !== undefined) return `⟨tags: ${Array.from(tagged, (tag) => String.fromCodePoint(tag.codePointAt(0) - 0xe0000)).join("")}⟩`;
+    return `⟨U+${found.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
+  });
+}
+
+/** The mark of a fragment whose texts have characters that nobody sees; null without. */
+export function hiddenMark({ hiddenCharacters = [] }) {
+  if (!hiddenCharacters.length) return null;
+  return h("span", { class: "mark bad", title: `characters that nobody sees: ${hiddenCharacters.join(", ")}` }, "hidden text");
 }
 
 /** A text of a client, isolated from the direction of what surrounds it. */
@@ -76,6 +96,7 @@ export function field(label, control, hint) {
 export function select(name, options, chosen = "") {
   const made = h("select", { name }, options.map(([value, label]) => h("option", { value }, label)));
   made.value = chosen;
+  made.dataset.default = chosen;
   return made;
 }
 
@@ -117,4 +138,29 @@ export function action(label, run, kind = "") {
     }
   });
   return button;
+}
+
+/** Saves parts, texts or bytes, as a file. */
+export function download(name, parts, type = "application/x-ndjson") {
+  const url = URL.createObjectURL(new Blob(parts, { type }));
+  h("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+}
+
+/** A dialog that asks before something that cannot be undone; `word` must be typed. Resolves to whether it was. */
+export function confirmed(question, word) {
+  const input = h("input", { type: "text", autocomplete: "off", spellcheck: "false", "aria-label": `Type ${word}` });
+  const go = h("button", { type: "submit", class: "danger", disabled: true }, "Go on");
+  const dialog = h("dialog", null, h("form", { method: "dialog" }, h("p", null, question), h("p", null, "Type ", h("b", null, visible(word)), " to go on."), input,
+    h("div", { class: "bar" }, go, h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"))));
+  input.addEventListener("input", () => { go.disabled = input.value !== word; });
+  document.body.append(dialog);
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      resolve(input.value === word && !go.disabled && dialog.returnValue === "yes");
+      dialog.remove();
+    });
+    go.value = "yes";
+  });
 }

@@ -5,11 +5,6 @@ import { stream } from "./api.js";
 /** Events read before the reader is asked to go on. */
 export const PART_EVENTS = 20_000;
 
-/** Whether an event is about a fragment: it happened to it, or the fragment took part in it. */
-export function concerns(event, id) {
-  return event.fragmentId === id || event.otherId === id || (event.sources ?? []).includes(id);
-}
-
 /**
  * Reads on from `cursor` until the events of `revision`, or PART_EVENTS; only events of `types`, if there are any.
  * `onEvents(events, read)` gets the events as they are read. Returns { cursor, read, whole }; `whole` is whether the log

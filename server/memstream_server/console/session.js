@@ -18,9 +18,12 @@ export async function begin() {
   principal = (await askRights("")).principal;
 }
 
-/** Uses a key from now on. Throws CallError and forgets the key if the server refuses it. */
-export async function signIn(key) {
-  setKey(key);
+/**
+ * Uses a key from now on; `keep`: a reload of the tab keeps it. Throws CallError and forgets the key if the server
+ * refuses it.
+ */
+export async function signIn(key, keep) {
+  setKey(key, keep);
   try {
     await begin();
   } catch (error) {

@@ -1,6 +1,7 @@
 // Watches one memory and resumes after a lost connection at the cursor.
 
-import { CallError, stream } from "./api.js";
+import { CallError } from "./api.js";
+import { pause, sharedStream } from "./shared_stream.js";
 
 const BACKOFF_MIN_MS = 500;
 const BACKOFF_MAX_MS = 10_000;
@@ -13,12 +14,14 @@ const BACKOFF_MAX_MS = 10_000;
 export async function watch(memory, cursor, signal, on) {
   let backoff = BACKOFF_MIN_MS;
   let at = cursor;
+  let detail = "";
+  const request = () => ({ ...memory, cursor: at, includeFragments: true, progressInterval: "2s" });
+  const onMode = (inTurns) => { detail = inTurns ? "read every two seconds: other tabs have the browser's connections" : ""; };
   while (!signal.aborted) {
     try {
-      const request = { ...memory, cursor: at, includeFragments: true, progressInterval: "2s" };
-      for await (const message of stream("StreamService/Watch", request, signal)) {
+      for await (const message of sharedStream("StreamService/Watch", request, signal, (one) => Boolean(one.progress), onMode)) {
         backoff = BACKOFF_MIN_MS;
-        on.state("live");
+        on.state("live", detail);
         if (message.events) {
           const events = message.events.events ?? [];
           on.events(events, message.events.fragments ?? []);
@@ -45,12 +48,4 @@ export async function watch(memory, cursor, signal, on) {
     backoff = Math.min(2 * backoff, BACKOFF_MAX_MS);
   }
   return at;
-}
-
-/** Waits, or until the signal aborts. */
-export function pause(ms, signal) {
-  return new Promise((resolve) => {
-    const timer = setTimeout(resolve, ms);
-    signal.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
-  });
 }

@@ -1,9 +1,6 @@
 // Why a fragment is not in an answer: the same query with the largest limit, then the fragment alone.
 
 import { call } from "./api.js";
-import { textOf } from "./format.js";
-
-const TEXTS_MAX = 100;
 
 /** Which stage removed a fragment, in words. */
 export const STAGES = {
@@ -13,6 +10,7 @@ export const STAGES = {
   folded: "a recollection says the same",
   limit: "others rank higher: it is beyond the limit",
   budget: "it does not fit into the token budget",
+  forgotten: "it is forgotten, so no recall finds it; it can be restored",
   superseded: "a newer fragment supersedes it",
   validity: "it is outside its validity",
 };
@@ -32,19 +30,21 @@ function shownIn(answer) {
   return (answer.recollections?.recollections ?? []).flatMap((each) => (each.companion ? [each, each.companion] : [each]));
 }
 
-/** Finds a fragment by id, external_id, or a piece of its text. `asOf` as above. */
-export async function findByText(memory, key, signal, asOf, limitMax) {
+/**
+ * Finds a fragment by id, external_id, the end of its id, or a piece of its text; a forgotten one if no other matches.
+ * `asOf` as above.
+ */
+export async function findByText(memory, key, signal, asOf) {
   try {
     return await findFragment(memory, key, signal, asOf);
   } catch (error) {
     if (!["not_found", "invalid_argument"].includes(error.code)) throw error;
   }
-  const query = { ...asOf, text: key, truth: "TRUTH_ALL", limit: Math.min(TEXTS_MAX, limitMax), minRelevance: 0, fold: false, interpretTime: false, reinforce: false, omitWorkingMemory: true };
-  const answer = await call("StreamService/RecallOnce", { ...memory, query }, signal);
-  const wanted = key.toLowerCase();
-  const found = shownIn(answer).find(({ fragment }) => textOf(fragment).toLowerCase().includes(wanted));
-  if (!found) throw new Error("No fragment has this id or external id, and none of those that a recall finds has this text.");
-  return found.fragment;
+  for (const forgotten of [false, true]) {
+    const { fragments: [found] = [] } = await call("MemoryService/ListFragments", { ...memory, ...asOf, text: key, forgotten, pageSize: 1 }, signal);
+    if (found) return found;
+  }
+  throw new Error("No fragment has this id or external id, and none has this text: neither now nor among the forgotten ones.");
 }
 
 /**
@@ -52,6 +52,7 @@ export async function findByText(memory, key, signal, asOf, limitMax) {
  * `stage` is empty if the fragment is in the answer; `recollection` has its score, if it can be scored.
  */
 export async function explainAbsence(memory, query, fragment, shown, limitMax, signal) {
+  if (fragment.forgetTime) return { stage: "forgotten" };
   const ask = async (changes) => call("StreamService/RecallOnce",
     { ...memory, query: { ...query, explain: true, reinforce: false, omitWorkingMemory: true, ...changes } }, signal);
   const whole = await ask({ limit: limitMax, nearMisses: limitMax });

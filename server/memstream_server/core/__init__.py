@@ -31,6 +31,7 @@ Recall:
     columns: the attributes of fragments as numpy columns
     filters: which fragments a recall may return
     session_summaries: the sessions of a memory, from the columns
+    listing: lists of fragments by text, and in the order of an attribute
     dense: cosines over the vectors of a memory
     quantized: int8 copies of vectors, and bounds on the errors of their products
     unread: the vectors that a ranking by int8 copies must read
@@ -54,4 +55,5 @@ Recall:
     rendering: the indexed text of a fragment
     stable_hash: a hash that is the same in every process
     printable: escapes text for logs, errors and terminals
+    hidden_text: the characters of a text that nobody sees
 """

@@ -124,3 +124,7 @@ class Event(Struct, frozen=True, gc=False, array_like=True):
     last_repeat: tuple[int, int] | None = None
     """(time, position) of the earlier repeat that a repeat replaced as the last one, (0, 0) if it is the first; None if
     it is not the last one."""
+
+    def concerns(self, fragment: str) -> bool:
+        """Whether it happened to the fragment, or the fragment took part in it."""
+        return fragment in (self.fragment, self.other) or fragment in self.sources

@@ -21,6 +21,7 @@ from memstream_server.ports.conversations import (
     AnswerOf,
     ConversationName,
     ConversationStore,
+    ConversationSummary,
     Message,
     MessageQuery,
     NotThere,
@@ -74,6 +75,10 @@ class Conversations:
         await self._check_bytes(conversation)
         writing = self._store.append_message(conversation, message, self._clock.now_us(), answer)
         return await self._write_shielded(conversation, writing)
+
+    async def list_page(self, namespace: str, after: str, limit: int) -> list[ConversationSummary]:
+        """A namespace's conversations with names greater than `after`, ascending by name."""
+        return await _map_errors(self._store.list_conversations(namespace, after, limit))
 
     async def list_messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
         """Ascending by number."""

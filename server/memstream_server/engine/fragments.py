@@ -7,18 +7,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memstream_server.core.enhancement import merged_text
-from memstream_server.core.filters import Filter, Unmatched, passes, visible
-from memstream_server.core.policy import Truth
+from memstream_server.core.filters import Filter, Unmatched, mask, visible
+from memstream_server.core.listing import Listing, order_slots
 from memstream_server.core.session_summaries import SessionQuery, SessionSummary, summarize_sessions
 from memstream_server.core.speakers import fold_name
-from memstream_server.core.values import Enhancement, Fragment, Tier, TruthStatus
+from memstream_server.core.values import Enhancement, Fragment, Tier
 from memstream_server.engine import lifecycle, putting, supersession, versions
 from memstream_server.engine.byte_quota import check_bytes
 from memstream_server.engine.errors import FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import Changed, NewObservation, Once, Put
+from memstream_server.engine.runtime.clock import time_of_ulid_us
 from memstream_server.ports.journal.reading import FragmentQuery
-from memstream_server.ports.journal.records import MemoryRecord, Version
+from memstream_server.ports.journal.records import MemoryRecord, Recorded, Version
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.actor import Actor
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 PAGE = 200
 """Fragments read at once to apply a filter."""
+EVENTS_PAGE = 20_000
+"""Revisions of the log that are searched at once for the events of a fragment."""
+_CLOCK_MARGIN_US = 60_000_000
+"""How far a clock that was set back may have put a commit before its fragment."""
 
 
 class Fragments:
@@ -80,14 +85,17 @@ class Fragments:
         self,
         namespace: str,
         name: str,
-        chosen: Filter,
-        forgotten: bool,
+        listing: Listing,
         after: int,
         limit: int,
-        truth: Truth = Truth.ALL,
     ) -> tuple[list[Fragment], int | None, int, str]:
-        """(fragments in order of receipt, start of the next page or None, revision, memory uid)."""
-        record = await self._registry.read_record(namespace, name)
+        """(fragments, start of the next page or None, revision, memory uid).
+
+        `after`: -1 or the start that the page before returned: a position, or a place in the order of an attribute.
+        """
+        if not listing.is_plain:
+            return await self._list_ordered(namespace, name, listing, after, limit)
+        record, chosen, forgotten = await self._registry.read_record(namespace, name), listing.chosen, listing.forgotten
         found: list[Fragment] = []
         while True:
             query = FragmentQuery(
@@ -103,8 +111,7 @@ class Fragments:
             now_us = self._runtime.clock.now_us()
             # A list of forgotten fragments includes expired ones: they wait to be erased.
             for fragment in page if forgotten else lifecycle.drop_expired(page, record, now_us):
-                current = truth is Truth.ALL or fragment.status_at(now_us) is TruthStatus.CURRENT
-                if current and passes(fragment, chosen):
+                if listing.has(fragment, now_us):
                     found.append(fragment)
                     if len(found) > limit:
                         return found[:limit], found[limit - 1].position, record.revision, record.uid
@@ -142,6 +149,53 @@ class Fragments:
                 query = replace(query, after=page[-1].position)
             unmatched += [Unmatched(field, each) for each in left.values()]
         return tuple(unmatched)
+
+    async def _list_ordered(
+        self, namespace: str, name: str, listing: Listing, after: int, limit: int
+    ) -> tuple[list[Fragment], int | None, int, str]:
+        """A page in the order of an attribute, computed from the memory in RAM as it is at this call."""
+        async with self._registry.use(namespace, name) as actor:
+            working, now_us = actor.working, self._runtime.clock.now_us()
+            actor.raise_if_failed()
+            self._registry.ownership.check_lease()
+            columns, record = working.columns, working.record
+            seen = mask(columns, listing.chosen, now_us, record.policy.retention.ttl_s)
+            ids = [columns.ids[slot] for slot in order_slots(columns, seen, listing.order, listing.descending)]
+        found: list[Fragment] = []
+        for start in range(after + 1, len(ids), PAGE):
+            read = {one.id: one for one in await self._read_unexpired(record, ids[start : start + PAGE])}
+            for place, id in enumerate(ids[start : start + PAGE], start):
+                if id in read and listing.has(read[id], now_us):
+                    if len(found) == limit:
+                        return found, place - 1, record.revision, record.uid
+                    found.append(read[id])
+        return found, None, record.revision, record.uid
+
+    async def list_events(
+        self, namespace: str, name: str, id: str, after: int, limit: int
+    ) -> tuple[list[Recorded], int | None, int, str]:
+        """(transitions that concern the fragment, the revision after which the next page starts or None, the last
+        revision that is pruned or 0, memory uid). `after`: 0 for the first page.
+
+        The log has no index by fragment: an entry for each step would cost each observation more than this read, which
+        searches the stored bytes, costs its rare reader. It starts when the fragment was received.
+        """
+        record = await self._registry.read_record(namespace, name)
+        oldest = await self._journal.list_events(record.uid, 0, 1)
+        pruned = oldest[0].revision - 1 if oldest else 0
+        if not after:
+            received_us = time_of_ulid_us(id) - _CLOCK_MARGIN_US
+            if received_us < self._runtime.clock.now_us():  # the id of an imported fragment may have a later time
+                after = await self._journal.find_revision(record.uid, max(0, received_us)) or 0
+        read = await self._journal.list_events(record.uid, after, EVENTS_PAGE, about=id)
+        found: list[Recorded] = []
+        for number, one in enumerate(read):
+            if one.events:
+                found.append(one)
+            if sum(len(each.events) for each in found) >= limit and number + 1 < len(read):
+                return found, one.revision, pruned, record.uid
+        whole = not read or read[-1].revision >= record.revision
+        return found, None if whole else read[-1].revision, pruned, record.uid
 
     async def list_sessions(
         self, namespace: str, name: str, query: SessionQuery

@@ -126,6 +126,17 @@ class Status:
     """The last message's number at the latest completion."""
 
 
+@dataclass(frozen=True, slots=True)
+class ConversationSummary:
+    """A conversation of a namespace, in a list."""
+
+    name: str
+    last_number: int
+    """As in Status."""
+    completed: bool
+    create_time_us: int
+
+
 NEVER = Status(0, False, 0, 0)
 """Status of a conversation that does not exist."""
 
@@ -202,6 +213,10 @@ class ConversationStore(Protocol):
         answer: AnswerOf[tuple[Plan, ...]] = None,
     ) -> tuple[Plan, ...]:
         """Save plans with distinct numbers, replacing existing ones; returns them with their times."""
+        ...
+
+    async def list_conversations(self, namespace: str, after: str, limit: int) -> list[ConversationSummary]:
+        """A namespace's conversations with names greater than `after`, ascending by name."""
         ...
 
     async def list_plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:

@@ -30,6 +30,7 @@ registration: registers handlers from the contract's descriptors
 request_reader: reads, bounds, decompresses and parses request messages
 rpc_table: rights, locality, capability and message size of every rpc
 server: builds, starts and stops the gRPC server
+server_status: what the server uses and does
 sessions: the list of a memory's sessions
 slow_consumer: ends a stream whose client does not read
 standing_queries: the list of a memory's open standing queries

@@ -30,7 +30,7 @@ from memstream_server.rpc.errors import WatcherStalled
 from memstream_server.rpc.idempotency import IdempotentCall, idempotent_call, respond_once
 from memstream_server.rpc.limits import ENTRIES_PER_SLICE, Limits, encode_fitting
 from memstream_server.rpc.slow_consumer import end_if_stalled
-from memstream_server.rpc.validation import Violations, check_identifier
+from memstream_server.rpc.validation import Violations, check_identifier, check_name
 from memstream_server.rpc.wire import conversations as wire
 from memstream_server.rpc.wire import scalars
 
@@ -65,6 +65,27 @@ class ConversationService:
             request.namespace,
             lambda answer: self._conversations.append_message(named, message, answer),
             lambda done: pb.AppendMessageResponse(message=wire.message_of(named, done)),
+        )
+
+    async def list_conversations(
+        self, request: pb.ListConversationsRequest, _context: _Context
+    ) -> pb.ListConversationsResponse:
+        found = Violations()
+        check_name(found, "namespace", request.namespace, self._limits)
+        size = validation.page_size(found, request.page_size, self._limits)
+        found.check()
+        rows = await self._conversations.list_page(request.namespace, page_tokens.read_name(request), size + 1)
+        return pb.ListConversationsResponse(
+            conversations=[
+                pb.Conversation(
+                    name=row.name,
+                    last_number=row.last_number,
+                    completed=row.completed,
+                    create_time=scalars.timestamp_message(row.create_time_us),
+                )
+                for row in rows[:size]
+            ],
+            next_page_token=page_tokens.make_token(request, rows[size - 1].name) if len(rows) > size else "",
         )
 
     async def list_messages(self, request: pb.ListMessagesRequest, _context: _Context) -> bytes:

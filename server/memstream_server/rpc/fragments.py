@@ -9,6 +9,7 @@ import grpc.aio
 
 from memstream.v1 import memory_service_pb2 as pb
 from memstream_server.core.filters import Filter
+from memstream_server.core.listing import Listing, Order
 from memstream_server.core.policy import Truth
 from memstream_server.core.values import Fragment
 from memstream_server.engine.lifecycle import FragmentChange
@@ -21,6 +22,9 @@ from memstream_server.rpc.limits import Limits, encode_fitting
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name, quote_text
 from memstream_server.rpc.wire import observations, scalars
 from memstream_server.rpc.wire.fragments import (
+    EVENT_TYPES,
+    ORDERS,
+    event_message,
     fragment_message,
     read_as_of,
     read_filter,
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _IDS_MAX = 1_000
+_TEXT_CHARACTERS_MAX = 1_000
 _MASKED = (
     "content",
     "structured",
@@ -95,6 +100,31 @@ class FragmentMethods:
         rest = pb.GetFragmentHistoryResponse(fragment=fragment_message(fragment), revision=revision)
         return shown + rest.SerializeToString()
 
+    async def list_fragment_events(
+        self, request: pb.ListFragmentEventsRequest, _context: _Context
+    ) -> pb.ListFragmentEventsResponse:
+        found = Violations()
+        namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
+        validation.fragment_id(found, "id", request.id)
+        size = validation.page_size(found, request.page_size, self._limits)
+        found.check()
+        after, uid_before = page_tokens.read_position(request)
+        happened, following, pruned, uid = await self._engine.fragments.list_events(
+            namespace, name, request.id, after or 0, size
+        )
+        if uid_before and uid_before != uid:
+            raise PageTokenInvalid("the page_token is of an earlier memory of that name; start without one")
+        return pb.ListFragmentEventsResponse(
+            events=[
+                event_message(event, uid, one.revision, 0, one.time_us)
+                for one in happened
+                for event in one.events
+                if event.type in EVENT_TYPES
+            ],
+            next_page_token="" if following is None else page_tokens.make_token(request, f"{following}:{uid}"),
+            pruned_revision=pruned,
+        )
+
     async def restore_fragment_version(
         self, request: pb.RestoreFragmentVersionRequest, _context: _Context
     ) -> pb.RestoreFragmentVersionResponse:
@@ -126,22 +156,25 @@ class FragmentMethods:
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
         size = validation.page_size(found, request.page_size, self._limits)
-        chosen = read_filter(found, request.filter, self._limits, "filter") if request.HasField("filter") else Filter()
-        truth = read_truth(found, "truth", request.truth)
+        listing = self._read_listing(found, request)
         as_of = read_as_of(found, request)
+        if (as_of is not None or request.forgotten) and not listing.is_plain:
+            found.add("order", "is given with as_of or forgotten: such a list is in order of receipt")
         found.check()
         position, uid_before = page_tokens.read_position(request)
-        which = chosen, request.forgotten, -1 if position is None else position, size, truth or Truth.ALL
+        after = -1 if position is None else position
         if as_of is None:
-            page = await self._engine.fragments.list_page(namespace, name, *which)
+            page = await self._engine.fragments.list_page(namespace, name, listing, after, size)
         else:
-            page = await self._engine.past.list_page(namespace, name, as_of, *which)
+            page = await self._engine.past.list_page(namespace, name, as_of, listing, after, size)
         fragments, following, revision, uid = page
         if uid_before and uid_before != uid:
             raise PageTokenInvalid("the page_token is of an earlier memory of that name; start without one")
-        asks = as_of is None and position is None and chosen != Filter()
+        asks = as_of is None and position is None and listing.chosen != Filter()
         unmatched = (
-            await self._engine.fragments.find_unmatched(uid, chosen, request.forgotten, fragments) if asks else ()
+            await self._engine.fragments.find_unmatched(uid, listing.chosen, request.forgotten, fragments)
+            if asks
+            else ()
         )
         shown, count = await encode_fitting(
             fragments,
@@ -150,7 +183,7 @@ class FragmentMethods:
             self._limits.page_bytes_max,
         )
         if count < len(fragments):
-            following = fragments[count - 1].position
+            following = fragments[count - 1].position if listing.is_plain else after + count
         rest = pb.ListFragmentsResponse(
             next_page_token="" if following is None else page_tokens.make_token(request, f"{following}:{uid}"),
             revision=revision,
@@ -158,6 +191,18 @@ class FragmentMethods:
             unmatched=map(unmatched_message, unmatched),
         )
         return shown + rest.SerializeToString()
+
+    def _read_listing(self, found: Violations, request: pb.ListFragmentsRequest) -> Listing:
+        if len(request.text) > _TEXT_CHARACTERS_MAX:
+            found.add("text", f"has {len(request.text):,} characters, at most {_TEXT_CHARACTERS_MAX:,} are allowed")
+        return Listing(
+            read_filter(found, request.filter, self._limits, "filter") if request.HasField("filter") else Filter(),
+            read_truth(found, "truth", request.truth) or Truth.ALL,
+            request.text,
+            request.forgotten,
+            ORDERS.read_value(found, "order", request.order, Order.RECEIPT),
+            request.descending,
+        )
 
     async def put_fragment(self, request: pb.PutFragmentRequest, _context: _Context) -> pb.PutFragmentResponse:
         found = Violations()

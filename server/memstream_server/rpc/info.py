@@ -14,10 +14,13 @@ from memstream.v1 import server_service_pb2 as pb
 from memstream_server.ports.models import ModelState, ModelStatus
 from memstream_server.rpc.access.caller import Verb, caller_may
 from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.server_status import read_status
 from memstream_server.rpc.wire.scalars import timestamp_message
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
+    from memstream_server.observability import Metrics
+    from memstream_server.settings import Settings
 
 _STATES = {
     ModelState.UNKNOWN: pb.ModelState.MODEL_STATE_UNKNOWN,
@@ -30,9 +33,13 @@ _REFLECTION = pb.Capability.CAPABILITY_REFLECTION
 class ServerService:
     """The servicer."""
 
-    def __init__(self, engine: Engine, limits: Limits) -> None:
+    def __init__(
+        self, engine: Engine, limits: Limits, metrics: Metrics | None = None, settings: Settings | None = None
+    ) -> None:
         self._engine = engine
         self._limits = limits
+        self._metrics = metrics
+        self._settings = settings
         self._started_us = time.time_ns() // 1_000
         self.capabilities: Sequence[pb.Capability.ValueType] = ()
         """Set once all services are known."""
@@ -72,6 +79,13 @@ class ServerService:
             ],
             models=[_model_status(one, whole) for one in info.models],
         )
+
+    async def get_server_status(
+        self, _request: pb.GetServerStatusRequest, _context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GetServerStatusResponse:
+        answer = await read_status(self._engine, self._metrics, self._settings)
+        answer.start_time.CopyFrom(timestamp_message(self._started_us))
+        return answer
 
 
 def _model_status(status: ModelStatus, whole: bool) -> pb.ModelStatus:

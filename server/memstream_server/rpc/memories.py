@@ -71,7 +71,8 @@ class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQue
     async def get_memory(self, request: pb.GetMemoryRequest, _context: _Context) -> pb.GetMemoryResponse:
         namespace, name = self._memory_of(request)
         record = await self._engine.memories.get(namespace, name)
-        return pb.GetMemoryResponse(memory=policies.memory_message(record))
+        fields = policies.describe_policy(record.policy) if request.describe_policy else ()
+        return pb.GetMemoryResponse(memory=policies.memory_message(record), policy_fields=fields)
 
     async def list_memories(self, request: pb.ListMemoriesRequest, _context: _Context) -> bytes:
         """A serialised ListMemoriesResponse."""

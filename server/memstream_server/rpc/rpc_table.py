@@ -72,7 +72,8 @@ _MEMSTREAM_RPCS: dict[str, dict[str, RpcRule]] = {
         "ListNamespaces": RpcRule((Need(_READ, (), optional=True),)),
         "GetMemoryStats": _rpc(_READ),
         "GetFragment": _rpc(_READ),
-        "ListFragments": _rpc(_READ, served_anywhere=True),
+        "ListFragments": _rpc(_READ),  # an order by an attribute needs the memory in RAM
+        "ListFragmentEvents": _rpc(_READ, served_anywhere=True),
         "PutFragment": _rpc(_WRITE, capability="LIFECYCLE"),
         "UpdateFragment": _rpc(_WRITE, capability="LIFECYCLE"),
         "ForgetFragments": _rpc(_FORGET, capability="LIFECYCLE"),
@@ -93,6 +94,7 @@ _MEMSTREAM_RPCS: dict[str, dict[str, RpcRule]] = {
     },
     "ConversationService": {
         "AppendMessage": _rpc(_WRITE),
+        "ListConversations": _rpc(_READ),
         "ListMessages": _rpc(_READ),
         "GetLastMessage": _rpc(_READ),
         "WatchMessages": _rpc(_READ),
@@ -111,7 +113,7 @@ _MEMSTREAM_RPCS: dict[str, dict[str, RpcRule]] = {
         "ListOperations": _rpc(_READ, optional=True, served_anywhere=True),
         "CancelOperation": RpcRule(operation=_ADMIN),
     },
-    "ServerService": {"GetServerInfo": RpcRule()},
+    "ServerService": {"GetServerInfo": RpcRule(), "GetServerStatus": RpcRule((Need(_ADMIN, ()),))},
 }
 _CAPABILITY_OF_SERVICE = {"ConversationService": "CONVERSATIONS", "OperationService": "OPERATIONS"}
 """Of services that are optional as a whole."""

@@ -172,6 +172,7 @@ def create_server(
         access,
         tracing,
         engine.check_serving,
+        settings,
     )
 
 
@@ -185,6 +186,7 @@ def build_server(
     access: Access | None = None,
     tracing: Tracing | None = None,
     look: Callable[[], Awaitable[Serving]] | None = None,
+    settings: Settings | None = None,
 ) -> RpcServer:
     """Like `create_server`, from its parts; without `conversations` the rpcs of that service are refused."""
     limits_interceptor = ErrorAndLimitsInterceptor(drain, limits, metrics)
@@ -195,7 +197,7 @@ def build_server(
         turns.on_cost = authorization.admission.charge_cost
     interceptors = (Calls(metrics, tracing), limits_interceptor, gate)
     server = grpc.aio.server(interceptors=interceptors, options=_channel_options(limits))
-    info = ServerService(engine, limits)
+    info = ServerService(engine, limits, metrics, settings)
     conversation_service = object() if conversations is None else ConversationService(conversations, limits, drain)
     operations = OperationService(engine, limits)
     services = [

@@ -215,6 +215,16 @@ class Committing:
         assert [one.revision for one in await journal.list_events("u1", 0, 2)] == [1, 2]
         assert await journal.list_events("u1", 3, 10) == []
 
+    async def test_events_about_a_fragment_are_found_in_any_form(self, journal: Journal) -> None:
+        """Large rows are compressed; the last row that was searched is there without events."""
+        named = Event(EventType.ENHANCED, "a", other="fragment-b")
+        many = tuple(Event(EventType.OBSERVED, f"other-{number}") for number in range(60))
+        for revision, events in enumerate(((named,), many, (*many, named), ()), 1):
+            await journal.commit(transition(revision, events=events))
+        found = await journal.list_events("u1", 1, 10, about="fragment-b")
+        assert [(one.revision, one.events) for one in found] == [(2, (named,)), (4, (named,)), (5, ())]
+        assert [one.revision for one in await journal.list_events("u1", 2, 1, about="fragment-b")] == [3]
+
     async def test_numpy_numbers_are_written_as_python_numbers(self, journal: Journal) -> None:
         seen = Event(EventType.ENHANCED, "a", cosine=np.float32(0.5), draw=np.float64(0.25))  # type: ignore[arg-type]
         await journal.commit(transition(1, events=(seen,), rows=(row(fragment(0, importance=np.float64(0.5))),)))

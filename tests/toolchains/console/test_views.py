@@ -80,7 +80,7 @@ async def test_memories_are_found_by_their_labels_on_all_pages(visit: Visit) -> 
 async def test_live_view_shows_moves_with_their_reasons(visit: Visit) -> None:
     policy = {"sensory": {"capacity": 1}, "short_term": {"capacity": 3, "enhance_threshold": 2}}
     memory = await visit.console.client.create_memory("shop/live", policy=policy)
-    page = await visit.sign_in("m/shop/live")
+    page = await visit.sign_in("m/shop/live/live")
     await page.locator("[data-state=live]").wait_for()
     cards = {name: page.locator(f"[data-tier={name}] .card") for name in ("sensory", "shortTerm", "longTerm")}
     await memory.observe_batch(["Ann cycles to the harbour."])
@@ -164,6 +164,7 @@ async def test_why_not_names_the_stage_and_the_score(visit: Visit) -> None:
     ).outcomes
     page = await visit.sign_in("m/shop/why/recall")
     await page.get_by_label("Query", exact=True).fill("Who paints boats?")
+    await page.get_by_text("Filter and weights").click()
     await page.get_by_label("Session").fill("monday")
     await page.get_by_role("button", name="Recall").click()
     await page.get_by_label("Why not this one?").fill("kim")
@@ -211,7 +212,7 @@ async def test_fragment_shows_fields_life_and_sources(visit: Visit) -> None:
     await memory.observe_batch([f"Eve repairs the clock of tower {name}." for name in ("one", "two", "three", "four")])
     promoted = next(one for one in [each async for each in memory.list_fragments()] if one.sources)
     page = await visit.sign_in(f"m/shop/lives/fragment/{promoted.id}")
-    await page.get_by_text(re.compile(r"events, among")).wait_for()
+    await page.get_by_text(re.compile(r"^\d+ events\.")).wait_for()
     types = await page.locator("table.steps tbody td.event").all_text_contents()
     assert types[0] == "observed"
     assert "promoted" in types
@@ -238,7 +239,7 @@ async def test_life_begins_at_the_oldest_event_that_is_kept(visit: Visit) -> Non
     await until(pruned)
     one = await anext(aiter(memory.list_fragments()))
     page = await visit.sign_in(f"m/shop/pruned/fragment/{one.id}")
-    await page.get_by_text(re.compile(r"events, among .* are no longer kept")).wait_for()
+    await page.get_by_text(re.compile(r"^\d+ events\. .* are no longer kept")).wait_for()
 
 
 async def test_fragment_is_pinned_edited_forgotten_and_restored(visit: Visit) -> None:
@@ -335,7 +336,7 @@ async def test_server_view_shows_health_and_use_of_models(visit: Visit) -> None:
     assert int((await use.locator("td.number").first.text_content()).replace(",", "")) > 0
     await page.get_by_text("Limits").click()
     await page.get_by_text("recall limit max").wait_for()
-    await visit.go("m/shop/asked")
+    await visit.go("m/shop/asked/live")
     await page.get_by_text("Use of models by this memory").click()
     spent = page.get_by_role("region", name="Use of models by this memory").locator("tbody tr", has_text="reflection")
     await spent.wait_for()
@@ -344,6 +345,6 @@ async def test_server_view_shows_health_and_use_of_models(visit: Visit) -> None:
     shown = [f"{number:,}" for number in (used.requests, used.prompt_tokens, used.completion_tokens)]
     assert await spent.locator("td.number").all_text_contents() == shown
     await fill(console, "never-asked")
-    await visit.go("m/shop/never-asked")
+    await visit.go("m/shop/never-asked/live")
     await page.get_by_text("Use of models by this memory").click()
     await page.get_by_text("No LLM was asked on its behalf.").wait_for()

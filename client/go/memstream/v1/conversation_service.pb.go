@@ -566,6 +566,198 @@ func (x *AppendMessageResponse) GetMessage() *ConversationMessage {
 	return nil
 }
 
+// Which conversations to list.
+type ListConversationsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Page size, at most 1,000; 0 takes 100.
+	PageSize int32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the previous answer; empty for the first page.
+	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListConversationsRequest) Reset() {
+	*x = ListConversationsRequest{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListConversationsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListConversationsRequest) ProtoMessage() {}
+
+func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListConversationsRequest.ProtoReflect.Descriptor instead.
+func (*ListConversationsRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ListConversationsRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ListConversationsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListConversationsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// A page of conversations.
+type ListConversationsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The conversations.
+	Conversations []*Conversation `protobuf:"bytes,1,rep,name=conversations,proto3" json:"conversations,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListConversationsResponse) Reset() {
+	*x = ListConversationsResponse{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListConversationsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListConversationsResponse) ProtoMessage() {}
+
+func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListConversationsResponse.ProtoReflect.Descriptor instead.
+func (*ListConversationsResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ListConversationsResponse) GetConversations() []*Conversation {
+	if x != nil {
+		return x.Conversations
+	}
+	return nil
+}
+
+func (x *ListConversationsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// A conversation of a namespace.
+type Conversation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The number of its last message, deleted ones included; 0 if it never had one.
+	LastNumber int64 `protobuf:"varint,2,opt,name=last_number,json=lastNumber,proto3" json:"last_number,omitempty"`
+	// Whether it is completed.
+	Completed bool `protobuf:"varint,3,opt,name=completed,proto3" json:"completed,omitempty"`
+	// When it was started.
+	CreateTime    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Conversation) Reset() {
+	*x = Conversation{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Conversation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Conversation) ProtoMessage() {}
+
+func (x *Conversation) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Conversation.ProtoReflect.Descriptor instead.
+func (*Conversation) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Conversation) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Conversation) GetLastNumber() int64 {
+	if x != nil {
+		return x.LastNumber
+	}
+	return 0
+}
+
+func (x *Conversation) GetCompleted() bool {
+	if x != nil {
+		return x.Completed
+	}
+	return false
+}
+
+func (x *Conversation) GetCreateTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreateTime
+	}
+	return nil
+}
+
 // Which messages to list.
 type ListMessagesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -589,7 +781,7 @@ type ListMessagesRequest struct {
 
 func (x *ListMessagesRequest) Reset() {
 	*x = ListMessagesRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[4]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -601,7 +793,7 @@ func (x *ListMessagesRequest) String() string {
 func (*ListMessagesRequest) ProtoMessage() {}
 
 func (x *ListMessagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[4]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -614,7 +806,7 @@ func (x *ListMessagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMessagesRequest.ProtoReflect.Descriptor instead.
 func (*ListMessagesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{4}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListMessagesRequest) GetNamespace() string {
@@ -679,7 +871,7 @@ type ListMessagesResponse struct {
 
 func (x *ListMessagesResponse) Reset() {
 	*x = ListMessagesResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[5]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -691,7 +883,7 @@ func (x *ListMessagesResponse) String() string {
 func (*ListMessagesResponse) ProtoMessage() {}
 
 func (x *ListMessagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[5]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -704,7 +896,7 @@ func (x *ListMessagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMessagesResponse.ProtoReflect.Descriptor instead.
 func (*ListMessagesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{5}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListMessagesResponse) GetMessages() []*ConversationMessage {
@@ -734,7 +926,7 @@ type GetLastMessageRequest struct {
 
 func (x *GetLastMessageRequest) Reset() {
 	*x = GetLastMessageRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[6]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -746,7 +938,7 @@ func (x *GetLastMessageRequest) String() string {
 func (*GetLastMessageRequest) ProtoMessage() {}
 
 func (x *GetLastMessageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[6]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -759,7 +951,7 @@ func (x *GetLastMessageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLastMessageRequest.ProtoReflect.Descriptor instead.
 func (*GetLastMessageRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{6}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetLastMessageRequest) GetNamespace() string {
@@ -787,7 +979,7 @@ type GetLastMessageResponse struct {
 
 func (x *GetLastMessageResponse) Reset() {
 	*x = GetLastMessageResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[7]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -799,7 +991,7 @@ func (x *GetLastMessageResponse) String() string {
 func (*GetLastMessageResponse) ProtoMessage() {}
 
 func (x *GetLastMessageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[7]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -812,7 +1004,7 @@ func (x *GetLastMessageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLastMessageResponse.ProtoReflect.Descriptor instead.
 func (*GetLastMessageResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{7}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetLastMessageResponse) GetMessage() *ConversationMessage {
@@ -840,7 +1032,7 @@ type WatchMessagesRequest struct {
 
 func (x *WatchMessagesRequest) Reset() {
 	*x = WatchMessagesRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[8]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -852,7 +1044,7 @@ func (x *WatchMessagesRequest) String() string {
 func (*WatchMessagesRequest) ProtoMessage() {}
 
 func (x *WatchMessagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[8]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -865,7 +1057,7 @@ func (x *WatchMessagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMessagesRequest.ProtoReflect.Descriptor instead.
 func (*WatchMessagesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{8}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WatchMessagesRequest) GetNamespace() string {
@@ -909,7 +1101,7 @@ type WatchMessagesResponse struct {
 
 func (x *WatchMessagesResponse) Reset() {
 	*x = WatchMessagesResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[9]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -921,7 +1113,7 @@ func (x *WatchMessagesResponse) String() string {
 func (*WatchMessagesResponse) ProtoMessage() {}
 
 func (x *WatchMessagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[9]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -934,7 +1126,7 @@ func (x *WatchMessagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMessagesResponse.ProtoReflect.Descriptor instead.
 func (*WatchMessagesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{9}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WatchMessagesResponse) GetMessages() []*ConversationMessage {
@@ -966,7 +1158,7 @@ type CompleteConversationRequest struct {
 
 func (x *CompleteConversationRequest) Reset() {
 	*x = CompleteConversationRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[10]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -978,7 +1170,7 @@ func (x *CompleteConversationRequest) String() string {
 func (*CompleteConversationRequest) ProtoMessage() {}
 
 func (x *CompleteConversationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[10]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -991,7 +1183,7 @@ func (x *CompleteConversationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteConversationRequest.ProtoReflect.Descriptor instead.
 func (*CompleteConversationRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{10}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CompleteConversationRequest) GetNamespace() string {
@@ -1024,7 +1216,7 @@ type CompleteConversationResponse struct {
 
 func (x *CompleteConversationResponse) Reset() {
 	*x = CompleteConversationResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[11]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1036,7 +1228,7 @@ func (x *CompleteConversationResponse) String() string {
 func (*CompleteConversationResponse) ProtoMessage() {}
 
 func (x *CompleteConversationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[11]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1049,7 +1241,7 @@ func (x *CompleteConversationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteConversationResponse.ProtoReflect.Descriptor instead.
 func (*CompleteConversationResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{11}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{14}
 }
 
 // Deletes messages.
@@ -1067,7 +1259,7 @@ type DeleteMessagesRequest struct {
 
 func (x *DeleteMessagesRequest) Reset() {
 	*x = DeleteMessagesRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[12]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1079,7 +1271,7 @@ func (x *DeleteMessagesRequest) String() string {
 func (*DeleteMessagesRequest) ProtoMessage() {}
 
 func (x *DeleteMessagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[12]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1092,7 +1284,7 @@ func (x *DeleteMessagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMessagesRequest.ProtoReflect.Descriptor instead.
 func (*DeleteMessagesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{12}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeleteMessagesRequest) GetNamespace() string {
@@ -1127,7 +1319,7 @@ type DeleteMessagesResponse struct {
 
 func (x *DeleteMessagesResponse) Reset() {
 	*x = DeleteMessagesResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[13]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1331,7 @@ func (x *DeleteMessagesResponse) String() string {
 func (*DeleteMessagesResponse) ProtoMessage() {}
 
 func (x *DeleteMessagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[13]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1344,7 @@ func (x *DeleteMessagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMessagesResponse.ProtoReflect.Descriptor instead.
 func (*DeleteMessagesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{13}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeleteMessagesResponse) GetDeleted() int64 {
@@ -1179,7 +1371,7 @@ type SavePlansRequest struct {
 
 func (x *SavePlansRequest) Reset() {
 	*x = SavePlansRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[14]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1191,7 +1383,7 @@ func (x *SavePlansRequest) String() string {
 func (*SavePlansRequest) ProtoMessage() {}
 
 func (x *SavePlansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[14]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1204,7 +1396,7 @@ func (x *SavePlansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SavePlansRequest.ProtoReflect.Descriptor instead.
 func (*SavePlansRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{14}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SavePlansRequest) GetNamespace() string {
@@ -1246,7 +1438,7 @@ type SavePlansResponse struct {
 
 func (x *SavePlansResponse) Reset() {
 	*x = SavePlansResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[15]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1258,7 +1450,7 @@ func (x *SavePlansResponse) String() string {
 func (*SavePlansResponse) ProtoMessage() {}
 
 func (x *SavePlansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[15]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1271,7 +1463,7 @@ func (x *SavePlansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SavePlansResponse.ProtoReflect.Descriptor instead.
 func (*SavePlansResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{15}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SavePlansResponse) GetPlans() []*Plan {
@@ -1302,7 +1494,7 @@ type ListPlansRequest struct {
 
 func (x *ListPlansRequest) Reset() {
 	*x = ListPlansRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[16]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1314,7 +1506,7 @@ func (x *ListPlansRequest) String() string {
 func (*ListPlansRequest) ProtoMessage() {}
 
 func (x *ListPlansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[16]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1327,7 +1519,7 @@ func (x *ListPlansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlansRequest.ProtoReflect.Descriptor instead.
 func (*ListPlansRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{16}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListPlansRequest) GetNamespace() string {
@@ -1385,7 +1577,7 @@ type ListPlansResponse struct {
 
 func (x *ListPlansResponse) Reset() {
 	*x = ListPlansResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[17]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1397,7 +1589,7 @@ func (x *ListPlansResponse) String() string {
 func (*ListPlansResponse) ProtoMessage() {}
 
 func (x *ListPlansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[17]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1410,7 +1602,7 @@ func (x *ListPlansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlansResponse.ProtoReflect.Descriptor instead.
 func (*ListPlansResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{17}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListPlansResponse) GetPlans() []*Plan {
@@ -1454,7 +1646,7 @@ type UpdatePlanRequest struct {
 
 func (x *UpdatePlanRequest) Reset() {
 	*x = UpdatePlanRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[18]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1466,7 +1658,7 @@ func (x *UpdatePlanRequest) String() string {
 func (*UpdatePlanRequest) ProtoMessage() {}
 
 func (x *UpdatePlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[18]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1479,7 +1671,7 @@ func (x *UpdatePlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePlanRequest.ProtoReflect.Descriptor instead.
 func (*UpdatePlanRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{18}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *UpdatePlanRequest) GetNamespace() string {
@@ -1556,7 +1748,7 @@ type UpdatePlanResponse struct {
 
 func (x *UpdatePlanResponse) Reset() {
 	*x = UpdatePlanResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[19]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1568,7 +1760,7 @@ func (x *UpdatePlanResponse) String() string {
 func (*UpdatePlanResponse) ProtoMessage() {}
 
 func (x *UpdatePlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[19]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1581,7 +1773,7 @@ func (x *UpdatePlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePlanResponse.ProtoReflect.Descriptor instead.
 func (*UpdatePlanResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{19}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *UpdatePlanResponse) GetPlan() *Plan {
@@ -1610,7 +1802,7 @@ type CompletePlanRequest struct {
 
 func (x *CompletePlanRequest) Reset() {
 	*x = CompletePlanRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[20]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1622,7 +1814,7 @@ func (x *CompletePlanRequest) String() string {
 func (*CompletePlanRequest) ProtoMessage() {}
 
 func (x *CompletePlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[20]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1635,7 +1827,7 @@ func (x *CompletePlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompletePlanRequest.ProtoReflect.Descriptor instead.
 func (*CompletePlanRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{20}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CompletePlanRequest) GetNamespace() string {
@@ -1684,7 +1876,7 @@ type CompletePlanResponse struct {
 
 func (x *CompletePlanResponse) Reset() {
 	*x = CompletePlanResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[21]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1696,7 +1888,7 @@ func (x *CompletePlanResponse) String() string {
 func (*CompletePlanResponse) ProtoMessage() {}
 
 func (x *CompletePlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[21]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1709,7 +1901,7 @@ func (x *CompletePlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompletePlanResponse.ProtoReflect.Descriptor instead.
 func (*CompletePlanResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{21}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CompletePlanResponse) GetPlan() *Plan {
@@ -1734,7 +1926,7 @@ type RemovePlansRequest struct {
 
 func (x *RemovePlansRequest) Reset() {
 	*x = RemovePlansRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[22]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1746,7 +1938,7 @@ func (x *RemovePlansRequest) String() string {
 func (*RemovePlansRequest) ProtoMessage() {}
 
 func (x *RemovePlansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[22]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1759,7 +1951,7 @@ func (x *RemovePlansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlansRequest.ProtoReflect.Descriptor instead.
 func (*RemovePlansRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{22}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RemovePlansRequest) GetNamespace() string {
@@ -1794,7 +1986,7 @@ type RemovePlansResponse struct {
 
 func (x *RemovePlansResponse) Reset() {
 	*x = RemovePlansResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1806,7 +1998,7 @@ func (x *RemovePlansResponse) String() string {
 func (*RemovePlansResponse) ProtoMessage() {}
 
 func (x *RemovePlansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1819,7 +2011,7 @@ func (x *RemovePlansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlansResponse.ProtoReflect.Descriptor instead.
 func (*RemovePlansResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{23}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RemovePlansResponse) GetRemoved() int64 {
@@ -1886,7 +2078,22 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\"T\n" +
 	"\x15AppendMessageResponse\x12;\n" +
-	"\amessage\x18\x01 \x01(\v2!.memstream.v1.ConversationMessageR\amessage\"\xed\x01\n" +
+	"\amessage\x18\x01 \x01(\v2!.memstream.v1.ConversationMessageR\amessage\"t\n" +
+	"\x18ListConversationsRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1b\n" +
+	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\"\x85\x01\n" +
+	"\x19ListConversationsResponse\x12@\n" +
+	"\rconversations\x18\x01 \x03(\v2\x1a.memstream.v1.ConversationR\rconversations\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x9e\x01\n" +
+	"\fConversation\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
+	"\vlast_number\x18\x02 \x01(\x03R\n" +
+	"lastNumber\x12\x1c\n" +
+	"\tcompleted\x18\x03 \x01(\bR\tcompleted\x12;\n" +
+	"\vcreate_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"createTime\"\xed\x01\n" +
 	"\x13ListMessagesRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
 	"\fconversation\x18\x02 \x01(\tR\fconversation\x12\x14\n" +
@@ -1987,9 +2194,10 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\x12PLAN_STATE_WAITING\x10\x03\x12\x17\n" +
 	"\x13PLAN_STATE_RETRYING\x10\x04\x12\x15\n" +
 	"\x11PLAN_STATE_FAILED\x10\x05\x12\x17\n" +
-	"\x13PLAN_STATE_COMPLETE\x10\x062\xe3\a\n" +
+	"\x13PLAN_STATE_COMPLETE\x10\x062\xc9\b\n" +
 	"\x13ConversationService\x12X\n" +
-	"\rAppendMessage\x12\".memstream.v1.AppendMessageRequest\x1a#.memstream.v1.AppendMessageResponse\x12U\n" +
+	"\rAppendMessage\x12\".memstream.v1.AppendMessageRequest\x1a#.memstream.v1.AppendMessageResponse\x12d\n" +
+	"\x11ListConversations\x12&.memstream.v1.ListConversationsRequest\x1a'.memstream.v1.ListConversationsResponse\x12U\n" +
 	"\fListMessages\x12!.memstream.v1.ListMessagesRequest\x1a\".memstream.v1.ListMessagesResponse\x12[\n" +
 	"\x0eGetLastMessage\x12#.memstream.v1.GetLastMessageRequest\x1a$.memstream.v1.GetLastMessageResponse\x12Z\n" +
 	"\rWatchMessages\x12\".memstream.v1.WatchMessagesRequest\x1a#.memstream.v1.WatchMessagesResponse0\x01\x12m\n" +
@@ -2016,81 +2224,88 @@ func file_memstream_v1_conversation_service_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_conversation_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_memstream_v1_conversation_service_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_memstream_v1_conversation_service_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_memstream_v1_conversation_service_proto_goTypes = []any{
 	(PlanState)(0),                       // 0: memstream.v1.PlanState
 	(*ConversationMessage)(nil),          // 1: memstream.v1.ConversationMessage
 	(*Plan)(nil),                         // 2: memstream.v1.Plan
 	(*AppendMessageRequest)(nil),         // 3: memstream.v1.AppendMessageRequest
 	(*AppendMessageResponse)(nil),        // 4: memstream.v1.AppendMessageResponse
-	(*ListMessagesRequest)(nil),          // 5: memstream.v1.ListMessagesRequest
-	(*ListMessagesResponse)(nil),         // 6: memstream.v1.ListMessagesResponse
-	(*GetLastMessageRequest)(nil),        // 7: memstream.v1.GetLastMessageRequest
-	(*GetLastMessageResponse)(nil),       // 8: memstream.v1.GetLastMessageResponse
-	(*WatchMessagesRequest)(nil),         // 9: memstream.v1.WatchMessagesRequest
-	(*WatchMessagesResponse)(nil),        // 10: memstream.v1.WatchMessagesResponse
-	(*CompleteConversationRequest)(nil),  // 11: memstream.v1.CompleteConversationRequest
-	(*CompleteConversationResponse)(nil), // 12: memstream.v1.CompleteConversationResponse
-	(*DeleteMessagesRequest)(nil),        // 13: memstream.v1.DeleteMessagesRequest
-	(*DeleteMessagesResponse)(nil),       // 14: memstream.v1.DeleteMessagesResponse
-	(*SavePlansRequest)(nil),             // 15: memstream.v1.SavePlansRequest
-	(*SavePlansResponse)(nil),            // 16: memstream.v1.SavePlansResponse
-	(*ListPlansRequest)(nil),             // 17: memstream.v1.ListPlansRequest
-	(*ListPlansResponse)(nil),            // 18: memstream.v1.ListPlansResponse
-	(*UpdatePlanRequest)(nil),            // 19: memstream.v1.UpdatePlanRequest
-	(*UpdatePlanResponse)(nil),           // 20: memstream.v1.UpdatePlanResponse
-	(*CompletePlanRequest)(nil),          // 21: memstream.v1.CompletePlanRequest
-	(*CompletePlanResponse)(nil),         // 22: memstream.v1.CompletePlanResponse
-	(*RemovePlansRequest)(nil),           // 23: memstream.v1.RemovePlansRequest
-	(*RemovePlansResponse)(nil),          // 24: memstream.v1.RemovePlansResponse
-	(*timestamppb.Timestamp)(nil),        // 25: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),          // 26: google.protobuf.Duration
+	(*ListConversationsRequest)(nil),     // 5: memstream.v1.ListConversationsRequest
+	(*ListConversationsResponse)(nil),    // 6: memstream.v1.ListConversationsResponse
+	(*Conversation)(nil),                 // 7: memstream.v1.Conversation
+	(*ListMessagesRequest)(nil),          // 8: memstream.v1.ListMessagesRequest
+	(*ListMessagesResponse)(nil),         // 9: memstream.v1.ListMessagesResponse
+	(*GetLastMessageRequest)(nil),        // 10: memstream.v1.GetLastMessageRequest
+	(*GetLastMessageResponse)(nil),       // 11: memstream.v1.GetLastMessageResponse
+	(*WatchMessagesRequest)(nil),         // 12: memstream.v1.WatchMessagesRequest
+	(*WatchMessagesResponse)(nil),        // 13: memstream.v1.WatchMessagesResponse
+	(*CompleteConversationRequest)(nil),  // 14: memstream.v1.CompleteConversationRequest
+	(*CompleteConversationResponse)(nil), // 15: memstream.v1.CompleteConversationResponse
+	(*DeleteMessagesRequest)(nil),        // 16: memstream.v1.DeleteMessagesRequest
+	(*DeleteMessagesResponse)(nil),       // 17: memstream.v1.DeleteMessagesResponse
+	(*SavePlansRequest)(nil),             // 18: memstream.v1.SavePlansRequest
+	(*SavePlansResponse)(nil),            // 19: memstream.v1.SavePlansResponse
+	(*ListPlansRequest)(nil),             // 20: memstream.v1.ListPlansRequest
+	(*ListPlansResponse)(nil),            // 21: memstream.v1.ListPlansResponse
+	(*UpdatePlanRequest)(nil),            // 22: memstream.v1.UpdatePlanRequest
+	(*UpdatePlanResponse)(nil),           // 23: memstream.v1.UpdatePlanResponse
+	(*CompletePlanRequest)(nil),          // 24: memstream.v1.CompletePlanRequest
+	(*CompletePlanResponse)(nil),         // 25: memstream.v1.CompletePlanResponse
+	(*RemovePlansRequest)(nil),           // 26: memstream.v1.RemovePlansRequest
+	(*RemovePlansResponse)(nil),          // 27: memstream.v1.RemovePlansResponse
+	(*timestamppb.Timestamp)(nil),        // 28: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),          // 29: google.protobuf.Duration
 }
 var file_memstream_v1_conversation_service_proto_depIdxs = []int32{
-	25, // 0: memstream.v1.ConversationMessage.create_time:type_name -> google.protobuf.Timestamp
-	25, // 1: memstream.v1.ConversationMessage.update_time:type_name -> google.protobuf.Timestamp
+	28, // 0: memstream.v1.ConversationMessage.create_time:type_name -> google.protobuf.Timestamp
+	28, // 1: memstream.v1.ConversationMessage.update_time:type_name -> google.protobuf.Timestamp
 	0,  // 2: memstream.v1.Plan.state:type_name -> memstream.v1.PlanState
-	25, // 3: memstream.v1.Plan.create_time:type_name -> google.protobuf.Timestamp
-	25, // 4: memstream.v1.Plan.update_time:type_name -> google.protobuf.Timestamp
+	28, // 3: memstream.v1.Plan.create_time:type_name -> google.protobuf.Timestamp
+	28, // 4: memstream.v1.Plan.update_time:type_name -> google.protobuf.Timestamp
 	1,  // 5: memstream.v1.AppendMessageRequest.message:type_name -> memstream.v1.ConversationMessage
 	1,  // 6: memstream.v1.AppendMessageResponse.message:type_name -> memstream.v1.ConversationMessage
-	1,  // 7: memstream.v1.ListMessagesResponse.messages:type_name -> memstream.v1.ConversationMessage
-	1,  // 8: memstream.v1.GetLastMessageResponse.message:type_name -> memstream.v1.ConversationMessage
-	26, // 9: memstream.v1.WatchMessagesRequest.progress_interval:type_name -> google.protobuf.Duration
-	1,  // 10: memstream.v1.WatchMessagesResponse.messages:type_name -> memstream.v1.ConversationMessage
-	2,  // 11: memstream.v1.SavePlansRequest.plans:type_name -> memstream.v1.Plan
-	2,  // 12: memstream.v1.SavePlansResponse.plans:type_name -> memstream.v1.Plan
-	2,  // 13: memstream.v1.ListPlansResponse.plans:type_name -> memstream.v1.Plan
-	0,  // 14: memstream.v1.UpdatePlanRequest.state:type_name -> memstream.v1.PlanState
-	2,  // 15: memstream.v1.UpdatePlanResponse.plan:type_name -> memstream.v1.Plan
-	2,  // 16: memstream.v1.CompletePlanResponse.plan:type_name -> memstream.v1.Plan
-	3,  // 17: memstream.v1.ConversationService.AppendMessage:input_type -> memstream.v1.AppendMessageRequest
-	5,  // 18: memstream.v1.ConversationService.ListMessages:input_type -> memstream.v1.ListMessagesRequest
-	7,  // 19: memstream.v1.ConversationService.GetLastMessage:input_type -> memstream.v1.GetLastMessageRequest
-	9,  // 20: memstream.v1.ConversationService.WatchMessages:input_type -> memstream.v1.WatchMessagesRequest
-	11, // 21: memstream.v1.ConversationService.CompleteConversation:input_type -> memstream.v1.CompleteConversationRequest
-	13, // 22: memstream.v1.ConversationService.DeleteMessages:input_type -> memstream.v1.DeleteMessagesRequest
-	15, // 23: memstream.v1.ConversationService.SavePlans:input_type -> memstream.v1.SavePlansRequest
-	17, // 24: memstream.v1.ConversationService.ListPlans:input_type -> memstream.v1.ListPlansRequest
-	19, // 25: memstream.v1.ConversationService.UpdatePlan:input_type -> memstream.v1.UpdatePlanRequest
-	21, // 26: memstream.v1.ConversationService.CompletePlan:input_type -> memstream.v1.CompletePlanRequest
-	23, // 27: memstream.v1.ConversationService.RemovePlans:input_type -> memstream.v1.RemovePlansRequest
-	4,  // 28: memstream.v1.ConversationService.AppendMessage:output_type -> memstream.v1.AppendMessageResponse
-	6,  // 29: memstream.v1.ConversationService.ListMessages:output_type -> memstream.v1.ListMessagesResponse
-	8,  // 30: memstream.v1.ConversationService.GetLastMessage:output_type -> memstream.v1.GetLastMessageResponse
-	10, // 31: memstream.v1.ConversationService.WatchMessages:output_type -> memstream.v1.WatchMessagesResponse
-	12, // 32: memstream.v1.ConversationService.CompleteConversation:output_type -> memstream.v1.CompleteConversationResponse
-	14, // 33: memstream.v1.ConversationService.DeleteMessages:output_type -> memstream.v1.DeleteMessagesResponse
-	16, // 34: memstream.v1.ConversationService.SavePlans:output_type -> memstream.v1.SavePlansResponse
-	18, // 35: memstream.v1.ConversationService.ListPlans:output_type -> memstream.v1.ListPlansResponse
-	20, // 36: memstream.v1.ConversationService.UpdatePlan:output_type -> memstream.v1.UpdatePlanResponse
-	22, // 37: memstream.v1.ConversationService.CompletePlan:output_type -> memstream.v1.CompletePlanResponse
-	24, // 38: memstream.v1.ConversationService.RemovePlans:output_type -> memstream.v1.RemovePlansResponse
-	28, // [28:39] is the sub-list for method output_type
-	17, // [17:28] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	7,  // 7: memstream.v1.ListConversationsResponse.conversations:type_name -> memstream.v1.Conversation
+	28, // 8: memstream.v1.Conversation.create_time:type_name -> google.protobuf.Timestamp
+	1,  // 9: memstream.v1.ListMessagesResponse.messages:type_name -> memstream.v1.ConversationMessage
+	1,  // 10: memstream.v1.GetLastMessageResponse.message:type_name -> memstream.v1.ConversationMessage
+	29, // 11: memstream.v1.WatchMessagesRequest.progress_interval:type_name -> google.protobuf.Duration
+	1,  // 12: memstream.v1.WatchMessagesResponse.messages:type_name -> memstream.v1.ConversationMessage
+	2,  // 13: memstream.v1.SavePlansRequest.plans:type_name -> memstream.v1.Plan
+	2,  // 14: memstream.v1.SavePlansResponse.plans:type_name -> memstream.v1.Plan
+	2,  // 15: memstream.v1.ListPlansResponse.plans:type_name -> memstream.v1.Plan
+	0,  // 16: memstream.v1.UpdatePlanRequest.state:type_name -> memstream.v1.PlanState
+	2,  // 17: memstream.v1.UpdatePlanResponse.plan:type_name -> memstream.v1.Plan
+	2,  // 18: memstream.v1.CompletePlanResponse.plan:type_name -> memstream.v1.Plan
+	3,  // 19: memstream.v1.ConversationService.AppendMessage:input_type -> memstream.v1.AppendMessageRequest
+	5,  // 20: memstream.v1.ConversationService.ListConversations:input_type -> memstream.v1.ListConversationsRequest
+	8,  // 21: memstream.v1.ConversationService.ListMessages:input_type -> memstream.v1.ListMessagesRequest
+	10, // 22: memstream.v1.ConversationService.GetLastMessage:input_type -> memstream.v1.GetLastMessageRequest
+	12, // 23: memstream.v1.ConversationService.WatchMessages:input_type -> memstream.v1.WatchMessagesRequest
+	14, // 24: memstream.v1.ConversationService.CompleteConversation:input_type -> memstream.v1.CompleteConversationRequest
+	16, // 25: memstream.v1.ConversationService.DeleteMessages:input_type -> memstream.v1.DeleteMessagesRequest
+	18, // 26: memstream.v1.ConversationService.SavePlans:input_type -> memstream.v1.SavePlansRequest
+	20, // 27: memstream.v1.ConversationService.ListPlans:input_type -> memstream.v1.ListPlansRequest
+	22, // 28: memstream.v1.ConversationService.UpdatePlan:input_type -> memstream.v1.UpdatePlanRequest
+	24, // 29: memstream.v1.ConversationService.CompletePlan:input_type -> memstream.v1.CompletePlanRequest
+	26, // 30: memstream.v1.ConversationService.RemovePlans:input_type -> memstream.v1.RemovePlansRequest
+	4,  // 31: memstream.v1.ConversationService.AppendMessage:output_type -> memstream.v1.AppendMessageResponse
+	6,  // 32: memstream.v1.ConversationService.ListConversations:output_type -> memstream.v1.ListConversationsResponse
+	9,  // 33: memstream.v1.ConversationService.ListMessages:output_type -> memstream.v1.ListMessagesResponse
+	11, // 34: memstream.v1.ConversationService.GetLastMessage:output_type -> memstream.v1.GetLastMessageResponse
+	13, // 35: memstream.v1.ConversationService.WatchMessages:output_type -> memstream.v1.WatchMessagesResponse
+	15, // 36: memstream.v1.ConversationService.CompleteConversation:output_type -> memstream.v1.CompleteConversationResponse
+	17, // 37: memstream.v1.ConversationService.DeleteMessages:output_type -> memstream.v1.DeleteMessagesResponse
+	19, // 38: memstream.v1.ConversationService.SavePlans:output_type -> memstream.v1.SavePlansResponse
+	21, // 39: memstream.v1.ConversationService.ListPlans:output_type -> memstream.v1.ListPlansResponse
+	23, // 40: memstream.v1.ConversationService.UpdatePlan:output_type -> memstream.v1.UpdatePlanResponse
+	25, // 41: memstream.v1.ConversationService.CompletePlan:output_type -> memstream.v1.CompletePlanResponse
+	27, // 42: memstream.v1.ConversationService.RemovePlans:output_type -> memstream.v1.RemovePlansResponse
+	31, // [31:43] is the sub-list for method output_type
+	19, // [19:31] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_conversation_service_proto_init() }
@@ -2099,14 +2314,14 @@ func file_memstream_v1_conversation_service_proto_init() {
 		return
 	}
 	file_memstream_v1_conversation_service_proto_msgTypes[0].OneofWrappers = []any{}
-	file_memstream_v1_conversation_service_proto_msgTypes[18].OneofWrappers = []any{}
+	file_memstream_v1_conversation_service_proto_msgTypes[21].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_conversation_service_proto_rawDesc), len(file_memstream_v1_conversation_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   24,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

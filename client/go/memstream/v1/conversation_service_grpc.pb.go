@@ -22,6 +22,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	ConversationService_AppendMessage_FullMethodName        = "/memstream.v1.ConversationService/AppendMessage"
+	ConversationService_ListConversations_FullMethodName    = "/memstream.v1.ConversationService/ListConversations"
 	ConversationService_ListMessages_FullMethodName         = "/memstream.v1.ConversationService/ListMessages"
 	ConversationService_GetLastMessage_FullMethodName       = "/memstream.v1.ConversationService/GetLastMessage"
 	ConversationService_WatchMessages_FullMethodName        = "/memstream.v1.ConversationService/WatchMessages"
@@ -44,6 +45,8 @@ const (
 type ConversationServiceClient interface {
 	// Appends a message; starts the conversation if necessary, and opens a completed one again.
 	AppendMessage(ctx context.Context, in *AppendMessageRequest, opts ...grpc.CallOption) (*AppendMessageResponse, error)
+	// Lists a namespace's conversations by name.
+	ListConversations(ctx context.Context, in *ListConversationsRequest, opts ...grpc.CallOption) (*ListConversationsResponse, error)
 	// Lists a conversation's messages in order: all, one agent's, or those between two agents.
 	ListMessages(ctx context.Context, in *ListMessagesRequest, opts ...grpc.CallOption) (*ListMessagesResponse, error)
 	// Reads a conversation's last message.
@@ -78,6 +81,16 @@ func (c *conversationServiceClient) AppendMessage(ctx context.Context, in *Appen
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(AppendMessageResponse)
 	err := c.cc.Invoke(ctx, ConversationService_AppendMessage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *conversationServiceClient) ListConversations(ctx context.Context, in *ListConversationsRequest, opts ...grpc.CallOption) (*ListConversationsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListConversationsResponse)
+	err := c.cc.Invoke(ctx, ConversationService_ListConversations_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -203,6 +216,8 @@ func (c *conversationServiceClient) RemovePlans(ctx context.Context, in *RemoveP
 type ConversationServiceServer interface {
 	// Appends a message; starts the conversation if necessary, and opens a completed one again.
 	AppendMessage(context.Context, *AppendMessageRequest) (*AppendMessageResponse, error)
+	// Lists a namespace's conversations by name.
+	ListConversations(context.Context, *ListConversationsRequest) (*ListConversationsResponse, error)
 	// Lists a conversation's messages in order: all, one agent's, or those between two agents.
 	ListMessages(context.Context, *ListMessagesRequest) (*ListMessagesResponse, error)
 	// Reads a conversation's last message.
@@ -235,6 +250,9 @@ type UnimplementedConversationServiceServer struct{}
 
 func (UnimplementedConversationServiceServer) AppendMessage(context.Context, *AppendMessageRequest) (*AppendMessageResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AppendMessage not implemented")
+}
+func (UnimplementedConversationServiceServer) ListConversations(context.Context, *ListConversationsRequest) (*ListConversationsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListConversations not implemented")
 }
 func (UnimplementedConversationServiceServer) ListMessages(context.Context, *ListMessagesRequest) (*ListMessagesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListMessages not implemented")
@@ -301,6 +319,24 @@ func _ConversationService_AppendMessage_Handler(srv interface{}, ctx context.Con
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ConversationServiceServer).AppendMessage(ctx, req.(*AppendMessageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ConversationService_ListConversations_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListConversationsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).ListConversations(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_ListConversations_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).ListConversations(ctx, req.(*ListConversationsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -488,6 +524,10 @@ var ConversationService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "AppendMessage",
 			Handler:    _ConversationService_AppendMessage_Handler,
+		},
+		{
+			MethodName: "ListConversations",
+			Handler:    _ConversationService_ListConversations_Handler,
 		},
 		{
 			MethodName: "ListMessages",

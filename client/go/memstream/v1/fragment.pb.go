@@ -311,6 +311,83 @@ func (Truth) EnumDescriptor() ([]byte, []int) {
 	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{4}
 }
 
+// What a list of fragments is ordered by.
+type FragmentOrder int32
+
+const (
+	// Unset: by receipt.
+	FragmentOrder_FRAGMENT_ORDER_UNSPECIFIED FragmentOrder = 0
+	// By receipt, which is also the order of ids.
+	FragmentOrder_FRAGMENT_ORDER_RECEIPT FragmentOrder = 1
+	// By `observe_time`.
+	FragmentOrder_FRAGMENT_ORDER_OBSERVE_TIME FragmentOrder = 2
+	// By `importance`.
+	FragmentOrder_FRAGMENT_ORDER_IMPORTANCE FragmentOrder = 3
+	// By `access_time`; fragments that were never accessed by `create_time`.
+	FragmentOrder_FRAGMENT_ORDER_ACCESS_TIME FragmentOrder = 4
+	// By the number of characters of the content.
+	FragmentOrder_FRAGMENT_ORDER_LENGTH FragmentOrder = 5
+	// By `speaker`.
+	FragmentOrder_FRAGMENT_ORDER_SPEAKER FragmentOrder = 6
+	// By `session`.
+	FragmentOrder_FRAGMENT_ORDER_SESSION FragmentOrder = 7
+	// By tier: sensory, short-term, long-term.
+	FragmentOrder_FRAGMENT_ORDER_TIER FragmentOrder = 8
+)
+
+// Enum value maps for FragmentOrder.
+var (
+	FragmentOrder_name = map[int32]string{
+		0: "FRAGMENT_ORDER_UNSPECIFIED",
+		1: "FRAGMENT_ORDER_RECEIPT",
+		2: "FRAGMENT_ORDER_OBSERVE_TIME",
+		3: "FRAGMENT_ORDER_IMPORTANCE",
+		4: "FRAGMENT_ORDER_ACCESS_TIME",
+		5: "FRAGMENT_ORDER_LENGTH",
+		6: "FRAGMENT_ORDER_SPEAKER",
+		7: "FRAGMENT_ORDER_SESSION",
+		8: "FRAGMENT_ORDER_TIER",
+	}
+	FragmentOrder_value = map[string]int32{
+		"FRAGMENT_ORDER_UNSPECIFIED":  0,
+		"FRAGMENT_ORDER_RECEIPT":      1,
+		"FRAGMENT_ORDER_OBSERVE_TIME": 2,
+		"FRAGMENT_ORDER_IMPORTANCE":   3,
+		"FRAGMENT_ORDER_ACCESS_TIME":  4,
+		"FRAGMENT_ORDER_LENGTH":       5,
+		"FRAGMENT_ORDER_SPEAKER":      6,
+		"FRAGMENT_ORDER_SESSION":      7,
+		"FRAGMENT_ORDER_TIER":         8,
+	}
+)
+
+func (x FragmentOrder) Enum() *FragmentOrder {
+	p := new(FragmentOrder)
+	*p = x
+	return p
+}
+
+func (x FragmentOrder) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (FragmentOrder) Descriptor() protoreflect.EnumDescriptor {
+	return file_memstream_v1_fragment_proto_enumTypes[5].Descriptor()
+}
+
+func (FragmentOrder) Type() protoreflect.EnumType {
+	return &file_memstream_v1_fragment_proto_enumTypes[5]
+}
+
+func (x FragmentOrder) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use FragmentOrder.Descriptor instead.
+func (FragmentOrder) EnumDescriptor() ([]byte, []int) {
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{5}
+}
+
 // How a suspicion is decided.
 type ConflictDecision int32
 
@@ -356,11 +433,11 @@ func (x ConflictDecision) String() string {
 }
 
 func (ConflictDecision) Descriptor() protoreflect.EnumDescriptor {
-	return file_memstream_v1_fragment_proto_enumTypes[5].Descriptor()
+	return file_memstream_v1_fragment_proto_enumTypes[6].Descriptor()
 }
 
 func (ConflictDecision) Type() protoreflect.EnumType {
-	return &file_memstream_v1_fragment_proto_enumTypes[5]
+	return &file_memstream_v1_fragment_proto_enumTypes[6]
 }
 
 func (x ConflictDecision) Number() protoreflect.EnumNumber {
@@ -369,7 +446,7 @@ func (x ConflictDecision) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ConflictDecision.Descriptor instead.
 func (ConflictDecision) EnumDescriptor() ([]byte, []int) {
-	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{5}
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{6}
 }
 
 // A value of a fragment's metadata.
@@ -931,9 +1008,14 @@ type Fragment struct {
 	// the order of statements count from it. Unset if there was none.
 	LastObserveTime *timestamppb.Timestamp `protobuf:"bytes,30,opt,name=last_observe_time,json=lastObserveTime,proto3" json:"last_observe_time,omitempty"`
 	// What the speaker is, as the client gave it; unspecified if it gave none.
-	Role          Role `protobuf:"varint,31,opt,name=role,proto3,enum=memstream.v1.Role" json:"role,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Role Role `protobuf:"varint,31,opt,name=role,proto3,enum=memstream.v1.Role" json:"role,omitempty"`
+	// Characters of its texts that a reader does not see, each once, in order, at most 16: "U+E0041" for instance. They
+	// are Unicode's default-ignorable characters, such as tag characters, and those that change the direction of the text,
+	// except where they belong to what is shown: joiners in emoji and in words of Indic and Arabic scripts, and variation
+	// selectors after an emoji or an ideograph. Text that carries instructions in them looks empty. Derived, not stored.
+	HiddenCharacters []string `protobuf:"bytes,32,rep,name=hidden_characters,json=hiddenCharacters,proto3" json:"hidden_characters,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Fragment) Reset() {
@@ -1192,6 +1274,13 @@ func (x *Fragment) GetRole() Role {
 		return x.Role
 	}
 	return Role_ROLE_UNSPECIFIED
+}
+
+func (x *Fragment) GetHiddenCharacters() []string {
+	if x != nil {
+		return x.HiddenCharacters
+	}
+	return nil
 }
 
 type isFragment_Body interface {
@@ -1664,7 +1753,7 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05value:\x028\x01B\x06\n" +
 	"\x04bodyB\b\n" +
 	"\x06expiryB\r\n" +
-	"\v_importance\"\xa8\v\n" +
+	"\v_importance\"\xd5\v\n" +
 	"\bFragment\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12.\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1a.memstream.v1.FragmentKindR\x04kind\x12&\n" +
@@ -1712,7 +1801,8 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"validUntil\x12A\n" +
 	"\x0esupersede_time\x18\x1d \x01(\v2\x1a.google.protobuf.TimestampR\rsupersedeTime\x12F\n" +
 	"\x11last_observe_time\x18\x1e \x01(\v2\x1a.google.protobuf.TimestampR\x0flastObserveTime\x12&\n" +
-	"\x04role\x18\x1f \x01(\x0e2\x12.memstream.v1.RoleR\x04role\x1aX\n" +
+	"\x04role\x18\x1f \x01(\x0e2\x12.memstream.v1.RoleR\x04role\x12+\n" +
+	"\x11hidden_characters\x18  \x03(\tR\x10hiddenCharacters\x1aX\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x121\n" +
 	"\x05value\x18\x02 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05value:\x028\x01B\x06\n" +
@@ -1775,7 +1865,17 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\x05Truth\x12\x15\n" +
 	"\x11TRUTH_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rTRUTH_CURRENT\x10\x01\x12\r\n" +
-	"\tTRUTH_ALL\x10\x02*\xaa\x01\n" +
+	"\tTRUTH_ALL\x10\x02*\x97\x02\n" +
+	"\rFragmentOrder\x12\x1e\n" +
+	"\x1aFRAGMENT_ORDER_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16FRAGMENT_ORDER_RECEIPT\x10\x01\x12\x1f\n" +
+	"\x1bFRAGMENT_ORDER_OBSERVE_TIME\x10\x02\x12\x1d\n" +
+	"\x19FRAGMENT_ORDER_IMPORTANCE\x10\x03\x12\x1e\n" +
+	"\x1aFRAGMENT_ORDER_ACCESS_TIME\x10\x04\x12\x19\n" +
+	"\x15FRAGMENT_ORDER_LENGTH\x10\x05\x12\x1a\n" +
+	"\x16FRAGMENT_ORDER_SPEAKER\x10\x06\x12\x1a\n" +
+	"\x16FRAGMENT_ORDER_SESSION\x10\a\x12\x17\n" +
+	"\x13FRAGMENT_ORDER_TIER\x10\b*\xaa\x01\n" +
 	"\x10ConflictDecision\x12!\n" +
 	"\x1dCONFLICT_DECISION_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17CONFLICT_DECISION_NEWER\x10\x01\x12\x1b\n" +
@@ -1796,7 +1896,7 @@ func file_memstream_v1_fragment_proto_rawDescGZIP() []byte {
 	return file_memstream_v1_fragment_proto_rawDescData
 }
 
-var file_memstream_v1_fragment_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_memstream_v1_fragment_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
 var file_memstream_v1_fragment_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_memstream_v1_fragment_proto_goTypes = []any{
 	(Tier)(0),                     // 0: memstream.v1.Tier
@@ -1804,56 +1904,57 @@ var file_memstream_v1_fragment_proto_goTypes = []any{
 	(Role)(0),                     // 2: memstream.v1.Role
 	(TruthStatus)(0),              // 3: memstream.v1.TruthStatus
 	(Truth)(0),                    // 4: memstream.v1.Truth
-	(ConflictDecision)(0),         // 5: memstream.v1.ConflictDecision
-	(*MetadataValue)(nil),         // 6: memstream.v1.MetadataValue
-	(*StructuredObservation)(nil), // 7: memstream.v1.StructuredObservation
-	(*Observation)(nil),           // 8: memstream.v1.Observation
-	(*Fragment)(nil),              // 9: memstream.v1.Fragment
-	(*FragmentFilter)(nil),        // 10: memstream.v1.FragmentFilter
-	(*UnmatchedCondition)(nil),    // 11: memstream.v1.UnmatchedCondition
-	(*MetadataCondition)(nil),     // 12: memstream.v1.MetadataCondition
-	(*Suspicion)(nil),             // 13: memstream.v1.Suspicion
-	(*ConflictRecord)(nil),        // 14: memstream.v1.ConflictRecord
-	nil,                           // 15: memstream.v1.Observation.MetadataEntry
-	nil,                           // 16: memstream.v1.Fragment.MetadataEntry
-	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 18: google.protobuf.Duration
+	(FragmentOrder)(0),            // 5: memstream.v1.FragmentOrder
+	(ConflictDecision)(0),         // 6: memstream.v1.ConflictDecision
+	(*MetadataValue)(nil),         // 7: memstream.v1.MetadataValue
+	(*StructuredObservation)(nil), // 8: memstream.v1.StructuredObservation
+	(*Observation)(nil),           // 9: memstream.v1.Observation
+	(*Fragment)(nil),              // 10: memstream.v1.Fragment
+	(*FragmentFilter)(nil),        // 11: memstream.v1.FragmentFilter
+	(*UnmatchedCondition)(nil),    // 12: memstream.v1.UnmatchedCondition
+	(*MetadataCondition)(nil),     // 13: memstream.v1.MetadataCondition
+	(*Suspicion)(nil),             // 14: memstream.v1.Suspicion
+	(*ConflictRecord)(nil),        // 15: memstream.v1.ConflictRecord
+	nil,                           // 16: memstream.v1.Observation.MetadataEntry
+	nil,                           // 17: memstream.v1.Fragment.MetadataEntry
+	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 19: google.protobuf.Duration
 }
 var file_memstream_v1_fragment_proto_depIdxs = []int32{
-	7,  // 0: memstream.v1.Observation.structured:type_name -> memstream.v1.StructuredObservation
-	17, // 1: memstream.v1.Observation.observe_time:type_name -> google.protobuf.Timestamp
-	15, // 2: memstream.v1.Observation.metadata:type_name -> memstream.v1.Observation.MetadataEntry
-	17, // 3: memstream.v1.Observation.expire_time:type_name -> google.protobuf.Timestamp
-	18, // 4: memstream.v1.Observation.ttl:type_name -> google.protobuf.Duration
-	17, // 5: memstream.v1.Observation.valid_from:type_name -> google.protobuf.Timestamp
-	17, // 6: memstream.v1.Observation.valid_until:type_name -> google.protobuf.Timestamp
+	8,  // 0: memstream.v1.Observation.structured:type_name -> memstream.v1.StructuredObservation
+	18, // 1: memstream.v1.Observation.observe_time:type_name -> google.protobuf.Timestamp
+	16, // 2: memstream.v1.Observation.metadata:type_name -> memstream.v1.Observation.MetadataEntry
+	18, // 3: memstream.v1.Observation.expire_time:type_name -> google.protobuf.Timestamp
+	19, // 4: memstream.v1.Observation.ttl:type_name -> google.protobuf.Duration
+	18, // 5: memstream.v1.Observation.valid_from:type_name -> google.protobuf.Timestamp
+	18, // 6: memstream.v1.Observation.valid_until:type_name -> google.protobuf.Timestamp
 	2,  // 7: memstream.v1.Observation.role:type_name -> memstream.v1.Role
 	1,  // 8: memstream.v1.Fragment.kind:type_name -> memstream.v1.FragmentKind
 	0,  // 9: memstream.v1.Fragment.tier:type_name -> memstream.v1.Tier
-	7,  // 10: memstream.v1.Fragment.structured:type_name -> memstream.v1.StructuredObservation
-	17, // 11: memstream.v1.Fragment.observe_time:type_name -> google.protobuf.Timestamp
-	17, // 12: memstream.v1.Fragment.create_time:type_name -> google.protobuf.Timestamp
-	17, // 13: memstream.v1.Fragment.access_time:type_name -> google.protobuf.Timestamp
-	16, // 14: memstream.v1.Fragment.metadata:type_name -> memstream.v1.Fragment.MetadataEntry
-	17, // 15: memstream.v1.Fragment.expire_time:type_name -> google.protobuf.Timestamp
-	17, // 16: memstream.v1.Fragment.forget_time:type_name -> google.protobuf.Timestamp
-	17, // 17: memstream.v1.Fragment.valid_from:type_name -> google.protobuf.Timestamp
-	17, // 18: memstream.v1.Fragment.valid_until:type_name -> google.protobuf.Timestamp
-	17, // 19: memstream.v1.Fragment.supersede_time:type_name -> google.protobuf.Timestamp
-	17, // 20: memstream.v1.Fragment.last_observe_time:type_name -> google.protobuf.Timestamp
+	8,  // 10: memstream.v1.Fragment.structured:type_name -> memstream.v1.StructuredObservation
+	18, // 11: memstream.v1.Fragment.observe_time:type_name -> google.protobuf.Timestamp
+	18, // 12: memstream.v1.Fragment.create_time:type_name -> google.protobuf.Timestamp
+	18, // 13: memstream.v1.Fragment.access_time:type_name -> google.protobuf.Timestamp
+	17, // 14: memstream.v1.Fragment.metadata:type_name -> memstream.v1.Fragment.MetadataEntry
+	18, // 15: memstream.v1.Fragment.expire_time:type_name -> google.protobuf.Timestamp
+	18, // 16: memstream.v1.Fragment.forget_time:type_name -> google.protobuf.Timestamp
+	18, // 17: memstream.v1.Fragment.valid_from:type_name -> google.protobuf.Timestamp
+	18, // 18: memstream.v1.Fragment.valid_until:type_name -> google.protobuf.Timestamp
+	18, // 19: memstream.v1.Fragment.supersede_time:type_name -> google.protobuf.Timestamp
+	18, // 20: memstream.v1.Fragment.last_observe_time:type_name -> google.protobuf.Timestamp
 	2,  // 21: memstream.v1.Fragment.role:type_name -> memstream.v1.Role
 	1,  // 22: memstream.v1.FragmentFilter.kinds:type_name -> memstream.v1.FragmentKind
-	17, // 23: memstream.v1.FragmentFilter.observe_time_min:type_name -> google.protobuf.Timestamp
-	17, // 24: memstream.v1.FragmentFilter.observe_time_max:type_name -> google.protobuf.Timestamp
-	12, // 25: memstream.v1.FragmentFilter.metadata:type_name -> memstream.v1.MetadataCondition
+	18, // 23: memstream.v1.FragmentFilter.observe_time_min:type_name -> google.protobuf.Timestamp
+	18, // 24: memstream.v1.FragmentFilter.observe_time_max:type_name -> google.protobuf.Timestamp
+	13, // 25: memstream.v1.FragmentFilter.metadata:type_name -> memstream.v1.MetadataCondition
 	0,  // 26: memstream.v1.FragmentFilter.tiers:type_name -> memstream.v1.Tier
-	6,  // 27: memstream.v1.MetadataCondition.values:type_name -> memstream.v1.MetadataValue
-	17, // 28: memstream.v1.Suspicion.create_time:type_name -> google.protobuf.Timestamp
-	13, // 29: memstream.v1.ConflictRecord.suspicion:type_name -> memstream.v1.Suspicion
-	5,  // 30: memstream.v1.ConflictRecord.decision:type_name -> memstream.v1.ConflictDecision
-	17, // 31: memstream.v1.ConflictRecord.decide_time:type_name -> google.protobuf.Timestamp
-	6,  // 32: memstream.v1.Observation.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	6,  // 33: memstream.v1.Fragment.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	7,  // 27: memstream.v1.MetadataCondition.values:type_name -> memstream.v1.MetadataValue
+	18, // 28: memstream.v1.Suspicion.create_time:type_name -> google.protobuf.Timestamp
+	14, // 29: memstream.v1.ConflictRecord.suspicion:type_name -> memstream.v1.Suspicion
+	6,  // 30: memstream.v1.ConflictRecord.decision:type_name -> memstream.v1.ConflictDecision
+	18, // 31: memstream.v1.ConflictRecord.decide_time:type_name -> google.protobuf.Timestamp
+	7,  // 32: memstream.v1.Observation.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	7,  // 33: memstream.v1.Fragment.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
 	34, // [34:34] is the sub-list for method output_type
 	34, // [34:34] is the sub-list for method input_type
 	34, // [34:34] is the sub-list for extension type_name
@@ -1888,7 +1989,7 @@ func file_memstream_v1_fragment_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_fragment_proto_rawDesc), len(file_memstream_v1_fragment_proto_rawDesc)),
-			NumEnums:      6,
+			NumEnums:      7,
 			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   0,

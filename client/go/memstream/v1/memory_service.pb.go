@@ -272,9 +272,11 @@ type GetMemoryRequest struct {
 	// Its namespace.
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Its name.
-	Memory        string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	// Describe each field of its policy.
+	DescribePolicy bool `protobuf:"varint,3,opt,name=describe_policy,json=describePolicy,proto3" json:"describe_policy,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetMemoryRequest) Reset() {
@@ -321,11 +323,20 @@ func (x *GetMemoryRequest) GetMemory() string {
 	return ""
 }
 
+func (x *GetMemoryRequest) GetDescribePolicy() bool {
+	if x != nil {
+		return x.DescribePolicy
+	}
+	return false
+}
+
 // A memory.
 type GetMemoryResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The memory.
-	Memory        *Memory `protobuf:"bytes,1,opt,name=memory,proto3" json:"memory,omitempty"`
+	Memory *Memory `protobuf:"bytes,1,opt,name=memory,proto3" json:"memory,omitempty"`
+	// The fields of its policy, if the request asks for them.
+	PolicyFields  []*PolicyField `protobuf:"bytes,2,rep,name=policy_fields,json=policyFields,proto3" json:"policy_fields,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -367,6 +378,123 @@ func (x *GetMemoryResponse) GetMemory() *Memory {
 	return nil
 }
 
+func (x *GetMemoryResponse) GetPolicyFields() []*PolicyField {
+	if x != nil {
+		return x.PolicyFields
+	}
+	return nil
+}
+
+// A field of a policy, for people who read or change it. Values are as the JSON form of the contract has them: "10",
+// "true", "604800s", "RANKING_RULE_ABSOLUTE".
+type PolicyField struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its path, as UpdateMemory's mask has it, for instance "policy.recall.limit".
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// Its value; empty if it is unset, which means the embedding model's own.
+	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	// The value that the memory's profile gives. If it is the same, the value is the profile's, else it was set.
+	DefaultValue string `protobuf:"bytes,3,opt,name=default_value,json=defaultValue,proto3" json:"default_value,omitempty"`
+	// What it means.
+	Meaning string `protobuf:"bytes,4,opt,name=meaning,proto3" json:"meaning,omitempty"`
+	// The unit of a number; empty if it has none.
+	Unit string `protobuf:"bytes,5,opt,name=unit,proto3" json:"unit,omitempty"`
+	// The least value of a number, if it has bounds.
+	Low *float64 `protobuf:"fixed64,6,opt,name=low,proto3,oneof" json:"low,omitempty"`
+	// The greatest value of a number.
+	High *float64 `protobuf:"fixed64,7,opt,name=high,proto3,oneof" json:"high,omitempty"`
+	// The values of an enum, or of a boolean; empty for other fields.
+	Choices       []string `protobuf:"bytes,8,rep,name=choices,proto3" json:"choices,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyField) Reset() {
+	*x = PolicyField{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyField) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyField) ProtoMessage() {}
+
+func (x *PolicyField) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyField.ProtoReflect.Descriptor instead.
+func (*PolicyField) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *PolicyField) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *PolicyField) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *PolicyField) GetDefaultValue() string {
+	if x != nil {
+		return x.DefaultValue
+	}
+	return ""
+}
+
+func (x *PolicyField) GetMeaning() string {
+	if x != nil {
+		return x.Meaning
+	}
+	return ""
+}
+
+func (x *PolicyField) GetUnit() string {
+	if x != nil {
+		return x.Unit
+	}
+	return ""
+}
+
+func (x *PolicyField) GetLow() float64 {
+	if x != nil && x.Low != nil {
+		return *x.Low
+	}
+	return 0
+}
+
+func (x *PolicyField) GetHigh() float64 {
+	if x != nil && x.High != nil {
+		return *x.High
+	}
+	return 0
+}
+
+func (x *PolicyField) GetChoices() []string {
+	if x != nil {
+		return x.Choices
+	}
+	return nil
+}
+
 // Which memories to list.
 type ListMemoriesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -386,7 +514,7 @@ type ListMemoriesRequest struct {
 
 func (x *ListMemoriesRequest) Reset() {
 	*x = ListMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[4]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -398,7 +526,7 @@ func (x *ListMemoriesRequest) String() string {
 func (*ListMemoriesRequest) ProtoMessage() {}
 
 func (x *ListMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[4]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -411,7 +539,7 @@ func (x *ListMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ListMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{4}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListMemoriesRequest) GetNamespace() string {
@@ -462,7 +590,7 @@ type ListMemoriesResponse struct {
 
 func (x *ListMemoriesResponse) Reset() {
 	*x = ListMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[5]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -474,7 +602,7 @@ func (x *ListMemoriesResponse) String() string {
 func (*ListMemoriesResponse) ProtoMessage() {}
 
 func (x *ListMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[5]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -487,7 +615,7 @@ func (x *ListMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ListMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{5}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListMemoriesResponse) GetMemories() []*Memory {
@@ -519,7 +647,7 @@ type UpdateMemoryRequest struct {
 
 func (x *UpdateMemoryRequest) Reset() {
 	*x = UpdateMemoryRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[6]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -531,7 +659,7 @@ func (x *UpdateMemoryRequest) String() string {
 func (*UpdateMemoryRequest) ProtoMessage() {}
 
 func (x *UpdateMemoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[6]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -544,7 +672,7 @@ func (x *UpdateMemoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateMemoryRequest.ProtoReflect.Descriptor instead.
 func (*UpdateMemoryRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{6}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *UpdateMemoryRequest) GetMemory() *Memory {
@@ -579,7 +707,7 @@ type UpdateMemoryResponse struct {
 
 func (x *UpdateMemoryResponse) Reset() {
 	*x = UpdateMemoryResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[7]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -591,7 +719,7 @@ func (x *UpdateMemoryResponse) String() string {
 func (*UpdateMemoryResponse) ProtoMessage() {}
 
 func (x *UpdateMemoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[7]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -604,7 +732,7 @@ func (x *UpdateMemoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateMemoryResponse.ProtoReflect.Descriptor instead.
 func (*UpdateMemoryResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{7}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *UpdateMemoryResponse) GetMemory() *Memory {
@@ -633,7 +761,7 @@ type CloneMemoryRequest struct {
 
 func (x *CloneMemoryRequest) Reset() {
 	*x = CloneMemoryRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[8]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -645,7 +773,7 @@ func (x *CloneMemoryRequest) String() string {
 func (*CloneMemoryRequest) ProtoMessage() {}
 
 func (x *CloneMemoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[8]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -658,7 +786,7 @@ func (x *CloneMemoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneMemoryRequest.ProtoReflect.Descriptor instead.
 func (*CloneMemoryRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{8}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CloneMemoryRequest) GetNamespace() string {
@@ -707,7 +835,7 @@ type CloneMemoryResponse struct {
 
 func (x *CloneMemoryResponse) Reset() {
 	*x = CloneMemoryResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[9]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -719,7 +847,7 @@ func (x *CloneMemoryResponse) String() string {
 func (*CloneMemoryResponse) ProtoMessage() {}
 
 func (x *CloneMemoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[9]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -732,7 +860,7 @@ func (x *CloneMemoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloneMemoryResponse.ProtoReflect.Descriptor instead.
 func (*CloneMemoryResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{9}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CloneMemoryResponse) GetMemory() *Memory {
@@ -759,7 +887,7 @@ type ClearMemoryRequest struct {
 
 func (x *ClearMemoryRequest) Reset() {
 	*x = ClearMemoryRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[10]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -771,7 +899,7 @@ func (x *ClearMemoryRequest) String() string {
 func (*ClearMemoryRequest) ProtoMessage() {}
 
 func (x *ClearMemoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[10]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -784,7 +912,7 @@ func (x *ClearMemoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearMemoryRequest.ProtoReflect.Descriptor instead.
 func (*ClearMemoryRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{10}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ClearMemoryRequest) GetNamespace() string {
@@ -828,7 +956,7 @@ type ClearMemoryResponse struct {
 
 func (x *ClearMemoryResponse) Reset() {
 	*x = ClearMemoryResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[11]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -840,7 +968,7 @@ func (x *ClearMemoryResponse) String() string {
 func (*ClearMemoryResponse) ProtoMessage() {}
 
 func (x *ClearMemoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[11]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -853,7 +981,7 @@ func (x *ClearMemoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearMemoryResponse.ProtoReflect.Descriptor instead.
 func (*ClearMemoryResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{11}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ClearMemoryResponse) GetCleared() int64 {
@@ -887,7 +1015,7 @@ type DeleteMemoryRequest struct {
 
 func (x *DeleteMemoryRequest) Reset() {
 	*x = DeleteMemoryRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[12]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -899,7 +1027,7 @@ func (x *DeleteMemoryRequest) String() string {
 func (*DeleteMemoryRequest) ProtoMessage() {}
 
 func (x *DeleteMemoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[12]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -912,7 +1040,7 @@ func (x *DeleteMemoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMemoryRequest.ProtoReflect.Descriptor instead.
 func (*DeleteMemoryRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{12}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeleteMemoryRequest) GetNamespace() string {
@@ -952,7 +1080,7 @@ type DeleteMemoryResponse struct {
 
 func (x *DeleteMemoryResponse) Reset() {
 	*x = DeleteMemoryResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[13]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -964,7 +1092,7 @@ func (x *DeleteMemoryResponse) String() string {
 func (*DeleteMemoryResponse) ProtoMessage() {}
 
 func (x *DeleteMemoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[13]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -977,7 +1105,7 @@ func (x *DeleteMemoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMemoryResponse.ProtoReflect.Descriptor instead.
 func (*DeleteMemoryResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{13}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{14}
 }
 
 // Which namespaces to list.
@@ -993,7 +1121,7 @@ type ListNamespacesRequest struct {
 
 func (x *ListNamespacesRequest) Reset() {
 	*x = ListNamespacesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[14]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1133,7 @@ func (x *ListNamespacesRequest) String() string {
 func (*ListNamespacesRequest) ProtoMessage() {}
 
 func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[14]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1146,7 @@ func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{14}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListNamespacesRequest) GetPageSize() int32 {
@@ -1048,7 +1176,7 @@ type ListNamespacesResponse struct {
 
 func (x *ListNamespacesResponse) Reset() {
 	*x = ListNamespacesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[15]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1060,7 +1188,7 @@ func (x *ListNamespacesResponse) String() string {
 func (*ListNamespacesResponse) ProtoMessage() {}
 
 func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[15]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1073,7 +1201,7 @@ func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamespacesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{15}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
@@ -1109,7 +1237,7 @@ type Namespace struct {
 
 func (x *Namespace) Reset() {
 	*x = Namespace{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[16]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1121,7 +1249,7 @@ func (x *Namespace) String() string {
 func (*Namespace) ProtoMessage() {}
 
 func (x *Namespace) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[16]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1134,7 +1262,7 @@ func (x *Namespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Namespace.ProtoReflect.Descriptor instead.
 func (*Namespace) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{16}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Namespace) GetName() string {
@@ -1196,7 +1324,7 @@ type StoredBytes struct {
 
 func (x *StoredBytes) Reset() {
 	*x = StoredBytes{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[17]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1208,7 +1336,7 @@ func (x *StoredBytes) String() string {
 func (*StoredBytes) ProtoMessage() {}
 
 func (x *StoredBytes) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[17]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1221,7 +1349,7 @@ func (x *StoredBytes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredBytes.ProtoReflect.Descriptor instead.
 func (*StoredBytes) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{17}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StoredBytes) GetTotal() int64 {
@@ -1286,7 +1414,7 @@ type GetMemoryStatsRequest struct {
 
 func (x *GetMemoryStatsRequest) Reset() {
 	*x = GetMemoryStatsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[18]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1298,7 +1426,7 @@ func (x *GetMemoryStatsRequest) String() string {
 func (*GetMemoryStatsRequest) ProtoMessage() {}
 
 func (x *GetMemoryStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[18]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1311,7 +1439,7 @@ func (x *GetMemoryStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMemoryStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetMemoryStatsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{18}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetMemoryStatsRequest) GetNamespace() string {
@@ -1339,7 +1467,7 @@ type GetMemoryStatsResponse struct {
 
 func (x *GetMemoryStatsResponse) Reset() {
 	*x = GetMemoryStatsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[19]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1351,7 +1479,7 @@ func (x *GetMemoryStatsResponse) String() string {
 func (*GetMemoryStatsResponse) ProtoMessage() {}
 
 func (x *GetMemoryStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[19]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1364,7 +1492,7 @@ func (x *GetMemoryStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMemoryStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetMemoryStatsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{19}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetMemoryStatsResponse) GetStats() *MemoryStats {
@@ -1403,7 +1531,7 @@ type GetFragmentRequest struct {
 
 func (x *GetFragmentRequest) Reset() {
 	*x = GetFragmentRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[20]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1415,7 +1543,7 @@ func (x *GetFragmentRequest) String() string {
 func (*GetFragmentRequest) ProtoMessage() {}
 
 func (x *GetFragmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[20]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1428,7 +1556,7 @@ func (x *GetFragmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFragmentRequest.ProtoReflect.Descriptor instead.
 func (*GetFragmentRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{20}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetFragmentRequest) GetNamespace() string {
@@ -1544,7 +1672,7 @@ type GetFragmentResponse struct {
 
 func (x *GetFragmentResponse) Reset() {
 	*x = GetFragmentResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[21]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1556,7 +1684,7 @@ func (x *GetFragmentResponse) String() string {
 func (*GetFragmentResponse) ProtoMessage() {}
 
 func (x *GetFragmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[21]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1569,7 +1697,7 @@ func (x *GetFragmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFragmentResponse.ProtoReflect.Descriptor instead.
 func (*GetFragmentResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{21}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetFragmentResponse) GetFragment() *Fragment {
@@ -1603,6 +1731,15 @@ type ListFragmentsRequest struct {
 	PageToken string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
 	// CURRENT lists only current fragments. Unset: ALL.
 	Truth Truth `protobuf:"varint,22,opt,name=truth,proto3,enum=memstream.v1.Truth" json:"truth,omitempty"`
+	// Only fragments whose content (or a part of it, if it is structured) contains this text without regard to case, whose
+	// external_id is this text, or whose id ends with it (at least 6 characters); empty for all. Every fragment that
+	// passes the filter is read, so it takes longer in a large memory.
+	Text string `protobuf:"bytes,23,opt,name=text,proto3" json:"text,omitempty"`
+	// The order of the list; fragments of equal rank are in order of receipt. Unset: RECEIPT. INVALID_FIELD with
+	// `forgotten` and with `as_of`, which have the order of receipt alone.
+	Order FragmentOrder `protobuf:"varint,24,opt,name=order,proto3,enum=memstream.v1.FragmentOrder" json:"order,omitempty"`
+	// The reverse of that order.
+	Descending bool `protobuf:"varint,25,opt,name=descending,proto3" json:"descending,omitempty"`
 	// Answer as of an earlier time or revision, as far as the policy keeps it (`Policy.history`): the fragments as they
 	// were, without an etag and with the present access statistics. A fragment that has left the memory for good since
 	// is absent. OUT_OF_RANGE, with the oldest revision, for what is no longer kept, and for the future.
@@ -1618,7 +1755,7 @@ type ListFragmentsRequest struct {
 
 func (x *ListFragmentsRequest) Reset() {
 	*x = ListFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[22]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1630,7 +1767,7 @@ func (x *ListFragmentsRequest) String() string {
 func (*ListFragmentsRequest) ProtoMessage() {}
 
 func (x *ListFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[22]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1643,7 +1780,7 @@ func (x *ListFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{22}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListFragmentsRequest) GetNamespace() string {
@@ -1693,6 +1830,27 @@ func (x *ListFragmentsRequest) GetTruth() Truth {
 		return x.Truth
 	}
 	return Truth_TRUTH_UNSPECIFIED
+}
+
+func (x *ListFragmentsRequest) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *ListFragmentsRequest) GetOrder() FragmentOrder {
+	if x != nil {
+		return x.Order
+	}
+	return FragmentOrder_FRAGMENT_ORDER_UNSPECIFIED
+}
+
+func (x *ListFragmentsRequest) GetDescending() bool {
+	if x != nil {
+		return x.Descending
+	}
+	return false
 }
 
 func (x *ListFragmentsRequest) GetAsOf() isListFragmentsRequest_AsOf {
@@ -1757,7 +1915,7 @@ type ListFragmentsResponse struct {
 
 func (x *ListFragmentsResponse) Reset() {
 	*x = ListFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1769,7 +1927,7 @@ func (x *ListFragmentsResponse) String() string {
 func (*ListFragmentsResponse) ProtoMessage() {}
 
 func (x *ListFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1782,7 +1940,7 @@ func (x *ListFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{23}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListFragmentsResponse) GetFragments() []*Fragment {
@@ -1839,7 +1997,7 @@ type PutFragmentRequest struct {
 
 func (x *PutFragmentRequest) Reset() {
 	*x = PutFragmentRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[24]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1851,7 +2009,7 @@ func (x *PutFragmentRequest) String() string {
 func (*PutFragmentRequest) ProtoMessage() {}
 
 func (x *PutFragmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[24]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1864,7 +2022,7 @@ func (x *PutFragmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFragmentRequest.ProtoReflect.Descriptor instead.
 func (*PutFragmentRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{24}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PutFragmentRequest) GetNamespace() string {
@@ -1917,7 +2075,7 @@ type PutFragmentResponse struct {
 
 func (x *PutFragmentResponse) Reset() {
 	*x = PutFragmentResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[25]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1929,7 +2087,7 @@ func (x *PutFragmentResponse) String() string {
 func (*PutFragmentResponse) ProtoMessage() {}
 
 func (x *PutFragmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[25]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1942,7 +2100,7 @@ func (x *PutFragmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFragmentResponse.ProtoReflect.Descriptor instead.
 func (*PutFragmentResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{25}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PutFragmentResponse) GetFragment() *Fragment {
@@ -1986,7 +2144,7 @@ type UpdateFragmentRequest struct {
 
 func (x *UpdateFragmentRequest) Reset() {
 	*x = UpdateFragmentRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[26]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1998,7 +2156,7 @@ func (x *UpdateFragmentRequest) String() string {
 func (*UpdateFragmentRequest) ProtoMessage() {}
 
 func (x *UpdateFragmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[26]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2011,7 +2169,7 @@ func (x *UpdateFragmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateFragmentRequest.ProtoReflect.Descriptor instead.
 func (*UpdateFragmentRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{26}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *UpdateFragmentRequest) GetNamespace() string {
@@ -2062,7 +2220,7 @@ type UpdateFragmentResponse struct {
 
 func (x *UpdateFragmentResponse) Reset() {
 	*x = UpdateFragmentResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2074,7 +2232,7 @@ func (x *UpdateFragmentResponse) String() string {
 func (*UpdateFragmentResponse) ProtoMessage() {}
 
 func (x *UpdateFragmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2087,7 +2245,7 @@ func (x *UpdateFragmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateFragmentResponse.ProtoReflect.Descriptor instead.
 func (*UpdateFragmentResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{27}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *UpdateFragmentResponse) GetFragment() *Fragment {
@@ -2124,7 +2282,7 @@ type GetFragmentHistoryRequest struct {
 
 func (x *GetFragmentHistoryRequest) Reset() {
 	*x = GetFragmentHistoryRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2136,7 +2294,7 @@ func (x *GetFragmentHistoryRequest) String() string {
 func (*GetFragmentHistoryRequest) ProtoMessage() {}
 
 func (x *GetFragmentHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2149,7 +2307,7 @@ func (x *GetFragmentHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFragmentHistoryRequest.ProtoReflect.Descriptor instead.
 func (*GetFragmentHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{28}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetFragmentHistoryRequest) GetNamespace() string {
@@ -2224,7 +2382,7 @@ type GetFragmentHistoryResponse struct {
 
 func (x *GetFragmentHistoryResponse) Reset() {
 	*x = GetFragmentHistoryResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2236,7 +2394,7 @@ func (x *GetFragmentHistoryResponse) String() string {
 func (*GetFragmentHistoryResponse) ProtoMessage() {}
 
 func (x *GetFragmentHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2249,7 +2407,7 @@ func (x *GetFragmentHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFragmentHistoryResponse.ProtoReflect.Descriptor instead.
 func (*GetFragmentHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{29}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetFragmentHistoryResponse) GetFragment() *Fragment {
@@ -2294,7 +2452,7 @@ type FragmentVersion struct {
 
 func (x *FragmentVersion) Reset() {
 	*x = FragmentVersion{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2306,7 +2464,7 @@ func (x *FragmentVersion) String() string {
 func (*FragmentVersion) ProtoMessage() {}
 
 func (x *FragmentVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2319,7 +2477,7 @@ func (x *FragmentVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FragmentVersion.ProtoReflect.Descriptor instead.
 func (*FragmentVersion) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{30}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *FragmentVersion) GetVersion() int64 {
@@ -2357,6 +2515,153 @@ func (x *FragmentVersion) GetPrincipal() string {
 	return ""
 }
 
+// Lists events of a fragment.
+type ListFragmentEventsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The memory's namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The memory.
+	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	// The fragment's id; the fragment may have left the memory.
+	Id string `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
+	// Page size, at most 1,000; 0 takes 100. A page has the events of whole revisions, so it may have more.
+	PageSize int32 `protobuf:"varint,4,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the previous answer; empty for the first page.
+	PageToken     string `protobuf:"bytes,5,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListFragmentEventsRequest) Reset() {
+	*x = ListFragmentEventsRequest{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListFragmentEventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListFragmentEventsRequest) ProtoMessage() {}
+
+func (x *ListFragmentEventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListFragmentEventsRequest.ProtoReflect.Descriptor instead.
+func (*ListFragmentEventsRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ListFragmentEventsRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ListFragmentEventsRequest) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *ListFragmentEventsRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ListFragmentEventsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListFragmentEventsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// A page of events. A page may be empty and not the last one: the server reads a bounded part of the log for it.
+type ListFragmentEventsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The events in which the fragment is `fragment_id`, `other_id` or one of `sources`. The cursor of each is that of the
+	// end of its revision.
+	Events []*Event `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// Events of revisions up to this one are no longer kept (`RetentionPolicy.event_retention`); 0 if all are.
+	PrunedRevision int64 `protobuf:"varint,3,opt,name=pruned_revision,json=prunedRevision,proto3" json:"pruned_revision,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ListFragmentEventsResponse) Reset() {
+	*x = ListFragmentEventsResponse{}
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListFragmentEventsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListFragmentEventsResponse) ProtoMessage() {}
+
+func (x *ListFragmentEventsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListFragmentEventsResponse.ProtoReflect.Descriptor instead.
+func (*ListFragmentEventsResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ListFragmentEventsResponse) GetEvents() []*Event {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *ListFragmentEventsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+func (x *ListFragmentEventsResponse) GetPrunedRevision() int64 {
+	if x != nil {
+		return x.PrunedRevision
+	}
+	return 0
+}
+
 // Restores a version.
 type RestoreFragmentVersionRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2378,7 +2683,7 @@ type RestoreFragmentVersionRequest struct {
 
 func (x *RestoreFragmentVersionRequest) Reset() {
 	*x = RestoreFragmentVersionRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2390,7 +2695,7 @@ func (x *RestoreFragmentVersionRequest) String() string {
 func (*RestoreFragmentVersionRequest) ProtoMessage() {}
 
 func (x *RestoreFragmentVersionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2403,7 +2708,7 @@ func (x *RestoreFragmentVersionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreFragmentVersionRequest.ProtoReflect.Descriptor instead.
 func (*RestoreFragmentVersionRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{31}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RestoreFragmentVersionRequest) GetNamespace() string {
@@ -2463,7 +2768,7 @@ type RestoreFragmentVersionResponse struct {
 
 func (x *RestoreFragmentVersionResponse) Reset() {
 	*x = RestoreFragmentVersionResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2475,7 +2780,7 @@ func (x *RestoreFragmentVersionResponse) String() string {
 func (*RestoreFragmentVersionResponse) ProtoMessage() {}
 
 func (x *RestoreFragmentVersionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2488,7 +2793,7 @@ func (x *RestoreFragmentVersionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreFragmentVersionResponse.ProtoReflect.Descriptor instead.
 func (*RestoreFragmentVersionResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{32}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RestoreFragmentVersionResponse) GetFragment() *Fragment {
@@ -2522,7 +2827,7 @@ type ListRecallReceiptsRequest struct {
 
 func (x *ListRecallReceiptsRequest) Reset() {
 	*x = ListRecallReceiptsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2534,7 +2839,7 @@ func (x *ListRecallReceiptsRequest) String() string {
 func (*ListRecallReceiptsRequest) ProtoMessage() {}
 
 func (x *ListRecallReceiptsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2547,7 +2852,7 @@ func (x *ListRecallReceiptsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRecallReceiptsRequest.ProtoReflect.Descriptor instead.
 func (*ListRecallReceiptsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{33}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListRecallReceiptsRequest) GetNamespace() string {
@@ -2591,7 +2896,7 @@ type ListRecallReceiptsResponse struct {
 
 func (x *ListRecallReceiptsResponse) Reset() {
 	*x = ListRecallReceiptsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2603,7 +2908,7 @@ func (x *ListRecallReceiptsResponse) String() string {
 func (*ListRecallReceiptsResponse) ProtoMessage() {}
 
 func (x *ListRecallReceiptsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2616,7 +2921,7 @@ func (x *ListRecallReceiptsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRecallReceiptsResponse.ProtoReflect.Descriptor instead.
 func (*ListRecallReceiptsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{34}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListRecallReceiptsResponse) GetReceipts() []*RecallReceipt {
@@ -2667,7 +2972,7 @@ type RecallReceipt struct {
 
 func (x *RecallReceipt) Reset() {
 	*x = RecallReceipt{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2679,7 +2984,7 @@ func (x *RecallReceipt) String() string {
 func (*RecallReceipt) ProtoMessage() {}
 
 func (x *RecallReceipt) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2692,7 +2997,7 @@ func (x *RecallReceipt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallReceipt.ProtoReflect.Descriptor instead.
 func (*RecallReceipt) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{35}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RecallReceipt) GetId() string {
@@ -2798,7 +3103,7 @@ type RankedFragment struct {
 
 func (x *RankedFragment) Reset() {
 	*x = RankedFragment{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2810,7 +3115,7 @@ func (x *RankedFragment) String() string {
 func (*RankedFragment) ProtoMessage() {}
 
 func (x *RankedFragment) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2823,7 +3128,7 @@ func (x *RankedFragment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RankedFragment.ProtoReflect.Descriptor instead.
 func (*RankedFragment) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{36}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RankedFragment) GetFragmentId() string {
@@ -2876,7 +3181,7 @@ type ReplayRecallRequest struct {
 
 func (x *ReplayRecallRequest) Reset() {
 	*x = ReplayRecallRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2888,7 +3193,7 @@ func (x *ReplayRecallRequest) String() string {
 func (*ReplayRecallRequest) ProtoMessage() {}
 
 func (x *ReplayRecallRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2901,7 +3206,7 @@ func (x *ReplayRecallRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayRecallRequest.ProtoReflect.Descriptor instead.
 func (*ReplayRecallRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{37}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ReplayRecallRequest) GetNamespace() string {
@@ -2945,7 +3250,7 @@ type ReplayRecallResponse struct {
 
 func (x *ReplayRecallResponse) Reset() {
 	*x = ReplayRecallResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2957,7 +3262,7 @@ func (x *ReplayRecallResponse) String() string {
 func (*ReplayRecallResponse) ProtoMessage() {}
 
 func (x *ReplayRecallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2970,7 +3275,7 @@ func (x *ReplayRecallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayRecallResponse.ProtoReflect.Descriptor instead.
 func (*ReplayRecallResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{38}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ReplayRecallResponse) GetReceipt() *RecallReceipt {
@@ -3026,7 +3331,7 @@ type ReplayDifference struct {
 
 func (x *ReplayDifference) Reset() {
 	*x = ReplayDifference{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3343,7 @@ func (x *ReplayDifference) String() string {
 func (*ReplayDifference) ProtoMessage() {}
 
 func (x *ReplayDifference) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +3356,7 @@ func (x *ReplayDifference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayDifference.ProtoReflect.Descriptor instead.
 func (*ReplayDifference) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{39}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ReplayDifference) GetType() ReplayDifferenceType {
@@ -3105,7 +3410,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3117,7 +3422,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[40]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3130,7 +3435,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{40}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListSessionsRequest) GetNamespace() string {
@@ -3198,7 +3503,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3210,7 +3515,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[41]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3223,7 +3528,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{41}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*SessionSummary {
@@ -3269,7 +3574,7 @@ type SessionSummary struct {
 
 func (x *SessionSummary) Reset() {
 	*x = SessionSummary{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3281,7 +3586,7 @@ func (x *SessionSummary) String() string {
 func (*SessionSummary) ProtoMessage() {}
 
 func (x *SessionSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[42]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3294,7 +3599,7 @@ func (x *SessionSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionSummary.ProtoReflect.Descriptor instead.
 func (*SessionSummary) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{42}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SessionSummary) GetSession() string {
@@ -3356,7 +3661,7 @@ type ListStandingQueriesRequest struct {
 
 func (x *ListStandingQueriesRequest) Reset() {
 	*x = ListStandingQueriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3368,7 +3673,7 @@ func (x *ListStandingQueriesRequest) String() string {
 func (*ListStandingQueriesRequest) ProtoMessage() {}
 
 func (x *ListStandingQueriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[43]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3381,7 +3686,7 @@ func (x *ListStandingQueriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStandingQueriesRequest.ProtoReflect.Descriptor instead.
 func (*ListStandingQueriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{43}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListStandingQueriesRequest) GetNamespace() string {
@@ -3425,7 +3730,7 @@ type ListStandingQueriesResponse struct {
 
 func (x *ListStandingQueriesResponse) Reset() {
 	*x = ListStandingQueriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3437,7 +3742,7 @@ func (x *ListStandingQueriesResponse) String() string {
 func (*ListStandingQueriesResponse) ProtoMessage() {}
 
 func (x *ListStandingQueriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[44]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3450,7 +3755,7 @@ func (x *ListStandingQueriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListStandingQueriesResponse.ProtoReflect.Descriptor instead.
 func (*ListStandingQueriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{44}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListStandingQueriesResponse) GetQueries() []*OpenStandingQuery {
@@ -3493,7 +3798,7 @@ type OpenStandingQuery struct {
 
 func (x *OpenStandingQuery) Reset() {
 	*x = OpenStandingQuery{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3505,7 +3810,7 @@ func (x *OpenStandingQuery) String() string {
 func (*OpenStandingQuery) ProtoMessage() {}
 
 func (x *OpenStandingQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[45]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3518,7 +3823,7 @@ func (x *OpenStandingQuery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenStandingQuery.ProtoReflect.Descriptor instead.
 func (*OpenStandingQuery) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{45}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *OpenStandingQuery) GetId() string {
@@ -3596,7 +3901,7 @@ type ForgetFragmentsRequest struct {
 
 func (x *ForgetFragmentsRequest) Reset() {
 	*x = ForgetFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3608,7 +3913,7 @@ func (x *ForgetFragmentsRequest) String() string {
 func (*ForgetFragmentsRequest) ProtoMessage() {}
 
 func (x *ForgetFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[46]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3621,7 +3926,7 @@ func (x *ForgetFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*ForgetFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{46}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ForgetFragmentsRequest) GetNamespace() string {
@@ -3672,7 +3977,7 @@ type ForgetFragmentsResponse struct {
 
 func (x *ForgetFragmentsResponse) Reset() {
 	*x = ForgetFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3684,7 +3989,7 @@ func (x *ForgetFragmentsResponse) String() string {
 func (*ForgetFragmentsResponse) ProtoMessage() {}
 
 func (x *ForgetFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[47]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3697,7 +4002,7 @@ func (x *ForgetFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*ForgetFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{47}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ForgetFragmentsResponse) GetForgotten() int64 {
@@ -3733,7 +4038,7 @@ type RestoreFragmentsRequest struct {
 
 func (x *RestoreFragmentsRequest) Reset() {
 	*x = RestoreFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3745,7 +4050,7 @@ func (x *RestoreFragmentsRequest) String() string {
 func (*RestoreFragmentsRequest) ProtoMessage() {}
 
 func (x *RestoreFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[48]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3758,7 +4063,7 @@ func (x *RestoreFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*RestoreFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{48}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RestoreFragmentsRequest) GetNamespace() string {
@@ -3810,7 +4115,7 @@ type RestoreFragmentsResponse struct {
 
 func (x *RestoreFragmentsResponse) Reset() {
 	*x = RestoreFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3822,7 +4127,7 @@ func (x *RestoreFragmentsResponse) String() string {
 func (*RestoreFragmentsResponse) ProtoMessage() {}
 
 func (x *RestoreFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[49]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3835,7 +4140,7 @@ func (x *RestoreFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*RestoreFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{49}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RestoreFragmentsResponse) GetRestored() int64 {
@@ -3878,7 +4183,7 @@ type SupersedeFragmentsRequest struct {
 
 func (x *SupersedeFragmentsRequest) Reset() {
 	*x = SupersedeFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3890,7 +4195,7 @@ func (x *SupersedeFragmentsRequest) String() string {
 func (*SupersedeFragmentsRequest) ProtoMessage() {}
 
 func (x *SupersedeFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[50]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3903,7 +4208,7 @@ func (x *SupersedeFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupersedeFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*SupersedeFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{50}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *SupersedeFragmentsRequest) GetNamespace() string {
@@ -3998,7 +4303,7 @@ type SupersedeFragmentsResponse struct {
 
 func (x *SupersedeFragmentsResponse) Reset() {
 	*x = SupersedeFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[51]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4010,7 +4315,7 @@ func (x *SupersedeFragmentsResponse) String() string {
 func (*SupersedeFragmentsResponse) ProtoMessage() {}
 
 func (x *SupersedeFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[51]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4023,7 +4328,7 @@ func (x *SupersedeFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SupersedeFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*SupersedeFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{51}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SupersedeFragmentsResponse) GetSuperseded() int64 {
@@ -4059,7 +4364,7 @@ type ListConflictsRequest struct {
 
 func (x *ListConflictsRequest) Reset() {
 	*x = ListConflictsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[52]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4071,7 +4376,7 @@ func (x *ListConflictsRequest) String() string {
 func (*ListConflictsRequest) ProtoMessage() {}
 
 func (x *ListConflictsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[52]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4084,7 +4389,7 @@ func (x *ListConflictsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConflictsRequest.ProtoReflect.Descriptor instead.
 func (*ListConflictsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{52}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListConflictsRequest) GetNamespace() string {
@@ -4135,7 +4440,7 @@ type ListConflictsResponse struct {
 
 func (x *ListConflictsResponse) Reset() {
 	*x = ListConflictsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[53]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4147,7 +4452,7 @@ func (x *ListConflictsResponse) String() string {
 func (*ListConflictsResponse) ProtoMessage() {}
 
 func (x *ListConflictsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[53]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4160,7 +4465,7 @@ func (x *ListConflictsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConflictsResponse.ProtoReflect.Descriptor instead.
 func (*ListConflictsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{53}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListConflictsResponse) GetConflicts() []*ConflictRecord {
@@ -4201,7 +4506,7 @@ type ResolveConflictRequest struct {
 
 func (x *ResolveConflictRequest) Reset() {
 	*x = ResolveConflictRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[54]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4213,7 +4518,7 @@ func (x *ResolveConflictRequest) String() string {
 func (*ResolveConflictRequest) ProtoMessage() {}
 
 func (x *ResolveConflictRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[54]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4226,7 +4531,7 @@ func (x *ResolveConflictRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveConflictRequest.ProtoReflect.Descriptor instead.
 func (*ResolveConflictRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{54}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ResolveConflictRequest) GetNamespace() string {
@@ -4292,7 +4597,7 @@ type ResolveConflictResponse struct {
 
 func (x *ResolveConflictResponse) Reset() {
 	*x = ResolveConflictResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[55]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4304,7 +4609,7 @@ func (x *ResolveConflictResponse) String() string {
 func (*ResolveConflictResponse) ProtoMessage() {}
 
 func (x *ResolveConflictResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[55]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4317,7 +4622,7 @@ func (x *ResolveConflictResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveConflictResponse.ProtoReflect.Descriptor instead.
 func (*ResolveConflictResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{55}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ResolveConflictResponse) GetConflict() *ConflictRecord {
@@ -4353,7 +4658,7 @@ type EraseFragmentsRequest struct {
 
 func (x *EraseFragmentsRequest) Reset() {
 	*x = EraseFragmentsRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[56]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4365,7 +4670,7 @@ func (x *EraseFragmentsRequest) String() string {
 func (*EraseFragmentsRequest) ProtoMessage() {}
 
 func (x *EraseFragmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[56]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4378,7 +4683,7 @@ func (x *EraseFragmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseFragmentsRequest.ProtoReflect.Descriptor instead.
 func (*EraseFragmentsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{56}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *EraseFragmentsRequest) GetNamespace() string {
@@ -4427,7 +4732,7 @@ type EraseFragmentsResponse struct {
 
 func (x *EraseFragmentsResponse) Reset() {
 	*x = EraseFragmentsResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[57]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4439,7 +4744,7 @@ func (x *EraseFragmentsResponse) String() string {
 func (*EraseFragmentsResponse) ProtoMessage() {}
 
 func (x *EraseFragmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[57]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4452,7 +4757,7 @@ func (x *EraseFragmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseFragmentsResponse.ProtoReflect.Descriptor instead.
 func (*EraseFragmentsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{57}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *EraseFragmentsResponse) GetOperation() *Operation {
@@ -4477,7 +4782,7 @@ type ReflectMemoryRequest struct {
 
 func (x *ReflectMemoryRequest) Reset() {
 	*x = ReflectMemoryRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[58]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4489,7 +4794,7 @@ func (x *ReflectMemoryRequest) String() string {
 func (*ReflectMemoryRequest) ProtoMessage() {}
 
 func (x *ReflectMemoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[58]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4502,7 +4807,7 @@ func (x *ReflectMemoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReflectMemoryRequest.ProtoReflect.Descriptor instead.
 func (*ReflectMemoryRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{58}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ReflectMemoryRequest) GetNamespace() string {
@@ -4537,7 +4842,7 @@ type ReflectMemoryResponse struct {
 
 func (x *ReflectMemoryResponse) Reset() {
 	*x = ReflectMemoryResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[59]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4549,7 +4854,7 @@ func (x *ReflectMemoryResponse) String() string {
 func (*ReflectMemoryResponse) ProtoMessage() {}
 
 func (x *ReflectMemoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[59]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4562,7 +4867,7 @@ func (x *ReflectMemoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReflectMemoryResponse.ProtoReflect.Descriptor instead.
 func (*ReflectMemoryResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{59}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ReflectMemoryResponse) GetOperation() *Operation {
@@ -4587,7 +4892,7 @@ type ExportMemoriesRequest struct {
 
 func (x *ExportMemoriesRequest) Reset() {
 	*x = ExportMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[60]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4599,7 +4904,7 @@ func (x *ExportMemoriesRequest) String() string {
 func (*ExportMemoriesRequest) ProtoMessage() {}
 
 func (x *ExportMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[60]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4612,7 +4917,7 @@ func (x *ExportMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ExportMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{60}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ExportMemoriesRequest) GetNamespace() string {
@@ -4651,7 +4956,7 @@ type ExportMemoriesResponse struct {
 
 func (x *ExportMemoriesResponse) Reset() {
 	*x = ExportMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[61]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4663,7 +4968,7 @@ func (x *ExportMemoriesResponse) String() string {
 func (*ExportMemoriesResponse) ProtoMessage() {}
 
 func (x *ExportMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[61]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4676,7 +4981,7 @@ func (x *ExportMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ExportMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{61}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ExportMemoriesResponse) GetLines() []byte {
@@ -4716,7 +5021,7 @@ type ImportMemoriesRequest struct {
 
 func (x *ImportMemoriesRequest) Reset() {
 	*x = ImportMemoriesRequest{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[62]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4728,7 +5033,7 @@ func (x *ImportMemoriesRequest) String() string {
 func (*ImportMemoriesRequest) ProtoMessage() {}
 
 func (x *ImportMemoriesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[62]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4741,7 +5046,7 @@ func (x *ImportMemoriesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMemoriesRequest.ProtoReflect.Descriptor instead.
 func (*ImportMemoriesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{62}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ImportMemoriesRequest) GetMessage() isImportMemoriesRequest_Message {
@@ -4804,7 +5109,7 @@ type ImportOpen struct {
 
 func (x *ImportOpen) Reset() {
 	*x = ImportOpen{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[63]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4816,7 +5121,7 @@ func (x *ImportOpen) String() string {
 func (*ImportOpen) ProtoMessage() {}
 
 func (x *ImportOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[63]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4829,7 +5134,7 @@ func (x *ImportOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportOpen.ProtoReflect.Descriptor instead.
 func (*ImportOpen) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{63}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ImportOpen) GetNamespace() string {
@@ -4871,7 +5176,7 @@ type ImportMemoriesResponse struct {
 
 func (x *ImportMemoriesResponse) Reset() {
 	*x = ImportMemoriesResponse{}
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[64]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4883,7 +5188,7 @@ func (x *ImportMemoriesResponse) String() string {
 func (*ImportMemoriesResponse) ProtoMessage() {}
 
 func (x *ImportMemoriesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_memory_service_proto_msgTypes[64]
+	mi := &file_memstream_v1_memory_service_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4896,7 +5201,7 @@ func (x *ImportMemoriesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportMemoriesResponse.ProtoReflect.Descriptor instead.
 func (*ImportMemoriesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{64}
+	return file_memstream_v1_memory_service_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ImportMemoriesResponse) GetOperation() *Operation {
@@ -4925,12 +5230,25 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"^\n" +
 	"\x14CreateMemoryResponse\x12,\n" +
 	"\x06memory\x18\x01 \x01(\v2\x14.memstream.v1.MemoryR\x06memory\x12\x18\n" +
-	"\acreated\x18\x02 \x01(\bR\acreated\"H\n" +
+	"\acreated\x18\x02 \x01(\bR\acreated\"q\n" +
 	"\x10GetMemoryRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
-	"\x06memory\x18\x02 \x01(\tR\x06memory\"A\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x12'\n" +
+	"\x0fdescribe_policy\x18\x03 \x01(\bR\x0edescribePolicy\"\x81\x01\n" +
 	"\x11GetMemoryResponse\x12,\n" +
-	"\x06memory\x18\x01 \x01(\v2\x14.memstream.v1.MemoryR\x06memory\"\x92\x02\n" +
+	"\x06memory\x18\x01 \x01(\v2\x14.memstream.v1.MemoryR\x06memory\x12>\n" +
+	"\rpolicy_fields\x18\x02 \x03(\v2\x19.memstream.v1.PolicyFieldR\fpolicyFields\"\xe5\x01\n" +
+	"\vPolicyField\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\x12#\n" +
+	"\rdefault_value\x18\x03 \x01(\tR\fdefaultValue\x12\x18\n" +
+	"\ameaning\x18\x04 \x01(\tR\ameaning\x12\x12\n" +
+	"\x04unit\x18\x05 \x01(\tR\x04unit\x12\x15\n" +
+	"\x03low\x18\x06 \x01(\x01H\x00R\x03low\x88\x01\x01\x12\x17\n" +
+	"\x04high\x18\a \x01(\x01H\x01R\x04high\x88\x01\x01\x12\x18\n" +
+	"\achoices\x18\b \x03(\tR\achoicesB\x06\n" +
+	"\x04_lowB\a\n" +
+	"\x05_high\"\x92\x02\n" +
 	"\x13ListMemoriesRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
@@ -5020,7 +5338,7 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\x05as_of\"e\n" +
 	"\x13GetFragmentResponse\x122\n" +
 	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x03R\brevision\"\xf4\x02\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"\xdb\x03\n" +
 	"\x14ListFragmentsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x124\n" +
@@ -5029,7 +5347,12 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\tpage_size\x18\x05 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
 	"page_token\x18\x06 \x01(\tR\tpageToken\x12)\n" +
-	"\x05truth\x18\x16 \x01(\x0e2\x13.memstream.v1.TruthR\x05truth\x12:\n" +
+	"\x05truth\x18\x16 \x01(\x0e2\x13.memstream.v1.TruthR\x05truth\x12\x12\n" +
+	"\x04text\x18\x17 \x01(\tR\x04text\x121\n" +
+	"\x05order\x18\x18 \x01(\x0e2\x1b.memstream.v1.FragmentOrderR\x05order\x12\x1e\n" +
+	"\n" +
+	"descending\x18\x19 \x01(\bR\n" +
+	"descending\x12:\n" +
 	"\n" +
 	"as_of_time\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampH\x00R\basOfTime\x12&\n" +
 	"\x0eas_of_revision\x18\x15 \x01(\x03H\x00R\fasOfRevisionB\a\n" +
@@ -5080,7 +5403,18 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\freplace_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\vreplaceTime\x128\n" +
 	"\vreplaced_by\x18\x04 \x01(\x0e2\x17.memstream.v1.EventTypeR\n" +
 	"replacedBy\x12\x1c\n" +
-	"\tprincipal\x18\x05 \x01(\tR\tprincipal\"\xb2\x01\n" +
+	"\tprincipal\x18\x05 \x01(\tR\tprincipal\"\x9d\x01\n" +
+	"\x19ListFragmentEventsRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x0e\n" +
+	"\x02id\x18\x03 \x01(\tR\x02id\x12\x1b\n" +
+	"\tpage_size\x18\x04 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x05 \x01(\tR\tpageToken\"\x9a\x01\n" +
+	"\x1aListFragmentEventsResponse\x12+\n" +
+	"\x06events\x18\x01 \x03(\v2\x13.memstream.v1.EventR\x06events\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12'\n" +
+	"\x0fpruned_revision\x18\x03 \x01(\x03R\x0eprunedRevision\"\xb2\x01\n" +
 	"\x1dRestoreFragmentVersionRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x0e\n" +
@@ -5286,7 +5620,7 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\x1fREPLAY_DIFFERENCE_TYPE_DEGRADED\x10\b\x12 \n" +
 	"\x1cREPLAY_DIFFERENCE_TYPE_INDEX\x10\t\x12&\n" +
 	"\"REPLAY_DIFFERENCE_TYPE_UNEXPLAINED\x10\n" +
-	"2\xb6\x14\n" +
+	"2\x9f\x15\n" +
 	"\rMemoryService\x12U\n" +
 	"\fCreateMemory\x12!.memstream.v1.CreateMemoryRequest\x1a\".memstream.v1.CreateMemoryResponse\x12L\n" +
 	"\tGetMemory\x12\x1e.memstream.v1.GetMemoryRequest\x1a\x1f.memstream.v1.GetMemoryResponse\x12U\n" +
@@ -5306,7 +5640,8 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\x12SupersedeFragments\x12'.memstream.v1.SupersedeFragmentsRequest\x1a(.memstream.v1.SupersedeFragmentsResponse\x12X\n" +
 	"\rListConflicts\x12\".memstream.v1.ListConflictsRequest\x1a#.memstream.v1.ListConflictsResponse\x12^\n" +
 	"\x0fResolveConflict\x12$.memstream.v1.ResolveConflictRequest\x1a%.memstream.v1.ResolveConflictResponse\x12g\n" +
-	"\x12GetFragmentHistory\x12'.memstream.v1.GetFragmentHistoryRequest\x1a(.memstream.v1.GetFragmentHistoryResponse\x12s\n" +
+	"\x12GetFragmentHistory\x12'.memstream.v1.GetFragmentHistoryRequest\x1a(.memstream.v1.GetFragmentHistoryResponse\x12g\n" +
+	"\x12ListFragmentEvents\x12'.memstream.v1.ListFragmentEventsRequest\x1a(.memstream.v1.ListFragmentEventsResponse\x12s\n" +
 	"\x16RestoreFragmentVersion\x12+.memstream.v1.RestoreFragmentVersionRequest\x1a,.memstream.v1.RestoreFragmentVersionResponse\x12g\n" +
 	"\x12ListRecallReceipts\x12'.memstream.v1.ListRecallReceiptsRequest\x1a(.memstream.v1.ListRecallReceiptsResponse\x12U\n" +
 	"\fReplayRecall\x12!.memstream.v1.ReplayRecallRequest\x1a\".memstream.v1.ReplayRecallResponse\x12U\n" +
@@ -5331,222 +5666,232 @@ func file_memstream_v1_memory_service_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_memory_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
+var file_memstream_v1_memory_service_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_memstream_v1_memory_service_proto_goTypes = []any{
 	(ReplayDifferenceType)(0),              // 0: memstream.v1.ReplayDifferenceType
 	(*CreateMemoryRequest)(nil),            // 1: memstream.v1.CreateMemoryRequest
 	(*CreateMemoryResponse)(nil),           // 2: memstream.v1.CreateMemoryResponse
 	(*GetMemoryRequest)(nil),               // 3: memstream.v1.GetMemoryRequest
 	(*GetMemoryResponse)(nil),              // 4: memstream.v1.GetMemoryResponse
-	(*ListMemoriesRequest)(nil),            // 5: memstream.v1.ListMemoriesRequest
-	(*ListMemoriesResponse)(nil),           // 6: memstream.v1.ListMemoriesResponse
-	(*UpdateMemoryRequest)(nil),            // 7: memstream.v1.UpdateMemoryRequest
-	(*UpdateMemoryResponse)(nil),           // 8: memstream.v1.UpdateMemoryResponse
-	(*CloneMemoryRequest)(nil),             // 9: memstream.v1.CloneMemoryRequest
-	(*CloneMemoryResponse)(nil),            // 10: memstream.v1.CloneMemoryResponse
-	(*ClearMemoryRequest)(nil),             // 11: memstream.v1.ClearMemoryRequest
-	(*ClearMemoryResponse)(nil),            // 12: memstream.v1.ClearMemoryResponse
-	(*DeleteMemoryRequest)(nil),            // 13: memstream.v1.DeleteMemoryRequest
-	(*DeleteMemoryResponse)(nil),           // 14: memstream.v1.DeleteMemoryResponse
-	(*ListNamespacesRequest)(nil),          // 15: memstream.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),         // 16: memstream.v1.ListNamespacesResponse
-	(*Namespace)(nil),                      // 17: memstream.v1.Namespace
-	(*StoredBytes)(nil),                    // 18: memstream.v1.StoredBytes
-	(*GetMemoryStatsRequest)(nil),          // 19: memstream.v1.GetMemoryStatsRequest
-	(*GetMemoryStatsResponse)(nil),         // 20: memstream.v1.GetMemoryStatsResponse
-	(*GetFragmentRequest)(nil),             // 21: memstream.v1.GetFragmentRequest
-	(*GetFragmentResponse)(nil),            // 22: memstream.v1.GetFragmentResponse
-	(*ListFragmentsRequest)(nil),           // 23: memstream.v1.ListFragmentsRequest
-	(*ListFragmentsResponse)(nil),          // 24: memstream.v1.ListFragmentsResponse
-	(*PutFragmentRequest)(nil),             // 25: memstream.v1.PutFragmentRequest
-	(*PutFragmentResponse)(nil),            // 26: memstream.v1.PutFragmentResponse
-	(*UpdateFragmentRequest)(nil),          // 27: memstream.v1.UpdateFragmentRequest
-	(*UpdateFragmentResponse)(nil),         // 28: memstream.v1.UpdateFragmentResponse
-	(*GetFragmentHistoryRequest)(nil),      // 29: memstream.v1.GetFragmentHistoryRequest
-	(*GetFragmentHistoryResponse)(nil),     // 30: memstream.v1.GetFragmentHistoryResponse
-	(*FragmentVersion)(nil),                // 31: memstream.v1.FragmentVersion
-	(*RestoreFragmentVersionRequest)(nil),  // 32: memstream.v1.RestoreFragmentVersionRequest
-	(*RestoreFragmentVersionResponse)(nil), // 33: memstream.v1.RestoreFragmentVersionResponse
-	(*ListRecallReceiptsRequest)(nil),      // 34: memstream.v1.ListRecallReceiptsRequest
-	(*ListRecallReceiptsResponse)(nil),     // 35: memstream.v1.ListRecallReceiptsResponse
-	(*RecallReceipt)(nil),                  // 36: memstream.v1.RecallReceipt
-	(*RankedFragment)(nil),                 // 37: memstream.v1.RankedFragment
-	(*ReplayRecallRequest)(nil),            // 38: memstream.v1.ReplayRecallRequest
-	(*ReplayRecallResponse)(nil),           // 39: memstream.v1.ReplayRecallResponse
-	(*ReplayDifference)(nil),               // 40: memstream.v1.ReplayDifference
-	(*ListSessionsRequest)(nil),            // 41: memstream.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),           // 42: memstream.v1.ListSessionsResponse
-	(*SessionSummary)(nil),                 // 43: memstream.v1.SessionSummary
-	(*ListStandingQueriesRequest)(nil),     // 44: memstream.v1.ListStandingQueriesRequest
-	(*ListStandingQueriesResponse)(nil),    // 45: memstream.v1.ListStandingQueriesResponse
-	(*OpenStandingQuery)(nil),              // 46: memstream.v1.OpenStandingQuery
-	(*ForgetFragmentsRequest)(nil),         // 47: memstream.v1.ForgetFragmentsRequest
-	(*ForgetFragmentsResponse)(nil),        // 48: memstream.v1.ForgetFragmentsResponse
-	(*RestoreFragmentsRequest)(nil),        // 49: memstream.v1.RestoreFragmentsRequest
-	(*RestoreFragmentsResponse)(nil),       // 50: memstream.v1.RestoreFragmentsResponse
-	(*SupersedeFragmentsRequest)(nil),      // 51: memstream.v1.SupersedeFragmentsRequest
-	(*SupersedeFragmentsResponse)(nil),     // 52: memstream.v1.SupersedeFragmentsResponse
-	(*ListConflictsRequest)(nil),           // 53: memstream.v1.ListConflictsRequest
-	(*ListConflictsResponse)(nil),          // 54: memstream.v1.ListConflictsResponse
-	(*ResolveConflictRequest)(nil),         // 55: memstream.v1.ResolveConflictRequest
-	(*ResolveConflictResponse)(nil),        // 56: memstream.v1.ResolveConflictResponse
-	(*EraseFragmentsRequest)(nil),          // 57: memstream.v1.EraseFragmentsRequest
-	(*EraseFragmentsResponse)(nil),         // 58: memstream.v1.EraseFragmentsResponse
-	(*ReflectMemoryRequest)(nil),           // 59: memstream.v1.ReflectMemoryRequest
-	(*ReflectMemoryResponse)(nil),          // 60: memstream.v1.ReflectMemoryResponse
-	(*ExportMemoriesRequest)(nil),          // 61: memstream.v1.ExportMemoriesRequest
-	(*ExportMemoriesResponse)(nil),         // 62: memstream.v1.ExportMemoriesResponse
-	(*ImportMemoriesRequest)(nil),          // 63: memstream.v1.ImportMemoriesRequest
-	(*ImportOpen)(nil),                     // 64: memstream.v1.ImportOpen
-	(*ImportMemoriesResponse)(nil),         // 65: memstream.v1.ImportMemoriesResponse
-	nil,                                    // 66: memstream.v1.CreateMemoryRequest.LabelsEntry
-	nil,                                    // 67: memstream.v1.ListMemoriesRequest.LabelsEntry
-	(MemoryKind)(0),                        // 68: memstream.v1.MemoryKind
-	(*Policy)(nil),                         // 69: memstream.v1.Policy
-	(*Memory)(nil),                         // 70: memstream.v1.Memory
-	(*fieldmaskpb.FieldMask)(nil),          // 71: google.protobuf.FieldMask
-	(Tier)(0),                              // 72: memstream.v1.Tier
-	(*MemoryStats)(nil),                    // 73: memstream.v1.MemoryStats
-	(*timestamppb.Timestamp)(nil),          // 74: google.protobuf.Timestamp
-	(*Fragment)(nil),                       // 75: memstream.v1.Fragment
-	(*FragmentFilter)(nil),                 // 76: memstream.v1.FragmentFilter
-	(Truth)(0),                             // 77: memstream.v1.Truth
-	(*UnmatchedCondition)(nil),             // 78: memstream.v1.UnmatchedCondition
-	(*Observation)(nil),                    // 79: memstream.v1.Observation
-	(EventType)(0),                         // 80: memstream.v1.EventType
-	(*RecallQuery)(nil),                    // 81: memstream.v1.RecallQuery
-	(*ScorePart)(nil),                      // 82: memstream.v1.ScorePart
-	(*Recollection)(nil),                   // 83: memstream.v1.Recollection
-	(*RecallDone)(nil),                     // 84: memstream.v1.RecallDone
-	(*ConflictRecord)(nil),                 // 85: memstream.v1.ConflictRecord
-	(ConflictDecision)(0),                  // 86: memstream.v1.ConflictDecision
-	(*Operation)(nil),                      // 87: memstream.v1.Operation
+	(*PolicyField)(nil),                    // 5: memstream.v1.PolicyField
+	(*ListMemoriesRequest)(nil),            // 6: memstream.v1.ListMemoriesRequest
+	(*ListMemoriesResponse)(nil),           // 7: memstream.v1.ListMemoriesResponse
+	(*UpdateMemoryRequest)(nil),            // 8: memstream.v1.UpdateMemoryRequest
+	(*UpdateMemoryResponse)(nil),           // 9: memstream.v1.UpdateMemoryResponse
+	(*CloneMemoryRequest)(nil),             // 10: memstream.v1.CloneMemoryRequest
+	(*CloneMemoryResponse)(nil),            // 11: memstream.v1.CloneMemoryResponse
+	(*ClearMemoryRequest)(nil),             // 12: memstream.v1.ClearMemoryRequest
+	(*ClearMemoryResponse)(nil),            // 13: memstream.v1.ClearMemoryResponse
+	(*DeleteMemoryRequest)(nil),            // 14: memstream.v1.DeleteMemoryRequest
+	(*DeleteMemoryResponse)(nil),           // 15: memstream.v1.DeleteMemoryResponse
+	(*ListNamespacesRequest)(nil),          // 16: memstream.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),         // 17: memstream.v1.ListNamespacesResponse
+	(*Namespace)(nil),                      // 18: memstream.v1.Namespace
+	(*StoredBytes)(nil),                    // 19: memstream.v1.StoredBytes
+	(*GetMemoryStatsRequest)(nil),          // 20: memstream.v1.GetMemoryStatsRequest
+	(*GetMemoryStatsResponse)(nil),         // 21: memstream.v1.GetMemoryStatsResponse
+	(*GetFragmentRequest)(nil),             // 22: memstream.v1.GetFragmentRequest
+	(*GetFragmentResponse)(nil),            // 23: memstream.v1.GetFragmentResponse
+	(*ListFragmentsRequest)(nil),           // 24: memstream.v1.ListFragmentsRequest
+	(*ListFragmentsResponse)(nil),          // 25: memstream.v1.ListFragmentsResponse
+	(*PutFragmentRequest)(nil),             // 26: memstream.v1.PutFragmentRequest
+	(*PutFragmentResponse)(nil),            // 27: memstream.v1.PutFragmentResponse
+	(*UpdateFragmentRequest)(nil),          // 28: memstream.v1.UpdateFragmentRequest
+	(*UpdateFragmentResponse)(nil),         // 29: memstream.v1.UpdateFragmentResponse
+	(*GetFragmentHistoryRequest)(nil),      // 30: memstream.v1.GetFragmentHistoryRequest
+	(*GetFragmentHistoryResponse)(nil),     // 31: memstream.v1.GetFragmentHistoryResponse
+	(*FragmentVersion)(nil),                // 32: memstream.v1.FragmentVersion
+	(*ListFragmentEventsRequest)(nil),      // 33: memstream.v1.ListFragmentEventsRequest
+	(*ListFragmentEventsResponse)(nil),     // 34: memstream.v1.ListFragmentEventsResponse
+	(*RestoreFragmentVersionRequest)(nil),  // 35: memstream.v1.RestoreFragmentVersionRequest
+	(*RestoreFragmentVersionResponse)(nil), // 36: memstream.v1.RestoreFragmentVersionResponse
+	(*ListRecallReceiptsRequest)(nil),      // 37: memstream.v1.ListRecallReceiptsRequest
+	(*ListRecallReceiptsResponse)(nil),     // 38: memstream.v1.ListRecallReceiptsResponse
+	(*RecallReceipt)(nil),                  // 39: memstream.v1.RecallReceipt
+	(*RankedFragment)(nil),                 // 40: memstream.v1.RankedFragment
+	(*ReplayRecallRequest)(nil),            // 41: memstream.v1.ReplayRecallRequest
+	(*ReplayRecallResponse)(nil),           // 42: memstream.v1.ReplayRecallResponse
+	(*ReplayDifference)(nil),               // 43: memstream.v1.ReplayDifference
+	(*ListSessionsRequest)(nil),            // 44: memstream.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),           // 45: memstream.v1.ListSessionsResponse
+	(*SessionSummary)(nil),                 // 46: memstream.v1.SessionSummary
+	(*ListStandingQueriesRequest)(nil),     // 47: memstream.v1.ListStandingQueriesRequest
+	(*ListStandingQueriesResponse)(nil),    // 48: memstream.v1.ListStandingQueriesResponse
+	(*OpenStandingQuery)(nil),              // 49: memstream.v1.OpenStandingQuery
+	(*ForgetFragmentsRequest)(nil),         // 50: memstream.v1.ForgetFragmentsRequest
+	(*ForgetFragmentsResponse)(nil),        // 51: memstream.v1.ForgetFragmentsResponse
+	(*RestoreFragmentsRequest)(nil),        // 52: memstream.v1.RestoreFragmentsRequest
+	(*RestoreFragmentsResponse)(nil),       // 53: memstream.v1.RestoreFragmentsResponse
+	(*SupersedeFragmentsRequest)(nil),      // 54: memstream.v1.SupersedeFragmentsRequest
+	(*SupersedeFragmentsResponse)(nil),     // 55: memstream.v1.SupersedeFragmentsResponse
+	(*ListConflictsRequest)(nil),           // 56: memstream.v1.ListConflictsRequest
+	(*ListConflictsResponse)(nil),          // 57: memstream.v1.ListConflictsResponse
+	(*ResolveConflictRequest)(nil),         // 58: memstream.v1.ResolveConflictRequest
+	(*ResolveConflictResponse)(nil),        // 59: memstream.v1.ResolveConflictResponse
+	(*EraseFragmentsRequest)(nil),          // 60: memstream.v1.EraseFragmentsRequest
+	(*EraseFragmentsResponse)(nil),         // 61: memstream.v1.EraseFragmentsResponse
+	(*ReflectMemoryRequest)(nil),           // 62: memstream.v1.ReflectMemoryRequest
+	(*ReflectMemoryResponse)(nil),          // 63: memstream.v1.ReflectMemoryResponse
+	(*ExportMemoriesRequest)(nil),          // 64: memstream.v1.ExportMemoriesRequest
+	(*ExportMemoriesResponse)(nil),         // 65: memstream.v1.ExportMemoriesResponse
+	(*ImportMemoriesRequest)(nil),          // 66: memstream.v1.ImportMemoriesRequest
+	(*ImportOpen)(nil),                     // 67: memstream.v1.ImportOpen
+	(*ImportMemoriesResponse)(nil),         // 68: memstream.v1.ImportMemoriesResponse
+	nil,                                    // 69: memstream.v1.CreateMemoryRequest.LabelsEntry
+	nil,                                    // 70: memstream.v1.ListMemoriesRequest.LabelsEntry
+	(MemoryKind)(0),                        // 71: memstream.v1.MemoryKind
+	(*Policy)(nil),                         // 72: memstream.v1.Policy
+	(*Memory)(nil),                         // 73: memstream.v1.Memory
+	(*fieldmaskpb.FieldMask)(nil),          // 74: google.protobuf.FieldMask
+	(Tier)(0),                              // 75: memstream.v1.Tier
+	(*MemoryStats)(nil),                    // 76: memstream.v1.MemoryStats
+	(*timestamppb.Timestamp)(nil),          // 77: google.protobuf.Timestamp
+	(*Fragment)(nil),                       // 78: memstream.v1.Fragment
+	(*FragmentFilter)(nil),                 // 79: memstream.v1.FragmentFilter
+	(Truth)(0),                             // 80: memstream.v1.Truth
+	(FragmentOrder)(0),                     // 81: memstream.v1.FragmentOrder
+	(*UnmatchedCondition)(nil),             // 82: memstream.v1.UnmatchedCondition
+	(*Observation)(nil),                    // 83: memstream.v1.Observation
+	(EventType)(0),                         // 84: memstream.v1.EventType
+	(*Event)(nil),                          // 85: memstream.v1.Event
+	(*RecallQuery)(nil),                    // 86: memstream.v1.RecallQuery
+	(*ScorePart)(nil),                      // 87: memstream.v1.ScorePart
+	(*Recollection)(nil),                   // 88: memstream.v1.Recollection
+	(*RecallDone)(nil),                     // 89: memstream.v1.RecallDone
+	(*ConflictRecord)(nil),                 // 90: memstream.v1.ConflictRecord
+	(ConflictDecision)(0),                  // 91: memstream.v1.ConflictDecision
+	(*Operation)(nil),                      // 92: memstream.v1.Operation
 }
 var file_memstream_v1_memory_service_proto_depIdxs = []int32{
-	68, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
-	69, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
-	66, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
-	70, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	70, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
-	67, // 5: memstream.v1.ListMemoriesRequest.labels:type_name -> memstream.v1.ListMemoriesRequest.LabelsEntry
-	70, // 6: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
-	70, // 7: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
-	71, // 8: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
-	70, // 9: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
-	70, // 10: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
-	72, // 11: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
-	17, // 12: memstream.v1.ListNamespacesResponse.namespaces:type_name -> memstream.v1.Namespace
-	18, // 13: memstream.v1.Namespace.stored:type_name -> memstream.v1.StoredBytes
-	73, // 14: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
-	74, // 15: memstream.v1.GetFragmentRequest.as_of_time:type_name -> google.protobuf.Timestamp
-	75, // 16: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	76, // 17: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	77, // 18: memstream.v1.ListFragmentsRequest.truth:type_name -> memstream.v1.Truth
-	74, // 19: memstream.v1.ListFragmentsRequest.as_of_time:type_name -> google.protobuf.Timestamp
-	75, // 20: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
-	78, // 21: memstream.v1.ListFragmentsResponse.unmatched:type_name -> memstream.v1.UnmatchedCondition
-	79, // 22: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
-	75, // 23: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	75, // 24: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
-	71, // 25: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
-	75, // 26: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
-	75, // 27: memstream.v1.GetFragmentHistoryResponse.fragment:type_name -> memstream.v1.Fragment
-	31, // 28: memstream.v1.GetFragmentHistoryResponse.versions:type_name -> memstream.v1.FragmentVersion
-	75, // 29: memstream.v1.FragmentVersion.fragment:type_name -> memstream.v1.Fragment
-	74, // 30: memstream.v1.FragmentVersion.replace_time:type_name -> google.protobuf.Timestamp
-	80, // 31: memstream.v1.FragmentVersion.replaced_by:type_name -> memstream.v1.EventType
-	75, // 32: memstream.v1.RestoreFragmentVersionResponse.fragment:type_name -> memstream.v1.Fragment
-	36, // 33: memstream.v1.ListRecallReceiptsResponse.receipts:type_name -> memstream.v1.RecallReceipt
-	74, // 34: memstream.v1.RecallReceipt.create_time:type_name -> google.protobuf.Timestamp
-	81, // 35: memstream.v1.RecallReceipt.query:type_name -> memstream.v1.RecallQuery
-	69, // 36: memstream.v1.RecallReceipt.policy:type_name -> memstream.v1.Policy
-	37, // 37: memstream.v1.RecallReceipt.ranking:type_name -> memstream.v1.RankedFragment
-	82, // 38: memstream.v1.RankedFragment.parts:type_name -> memstream.v1.ScorePart
-	36, // 39: memstream.v1.ReplayRecallResponse.receipt:type_name -> memstream.v1.RecallReceipt
-	83, // 40: memstream.v1.ReplayRecallResponse.recollections:type_name -> memstream.v1.Recollection
-	84, // 41: memstream.v1.ReplayRecallResponse.done:type_name -> memstream.v1.RecallDone
-	40, // 42: memstream.v1.ReplayRecallResponse.differences:type_name -> memstream.v1.ReplayDifference
-	0,  // 43: memstream.v1.ReplayDifference.type:type_name -> memstream.v1.ReplayDifferenceType
-	74, // 44: memstream.v1.ListSessionsRequest.observe_time_min:type_name -> google.protobuf.Timestamp
-	74, // 45: memstream.v1.ListSessionsRequest.observe_time_max:type_name -> google.protobuf.Timestamp
-	43, // 46: memstream.v1.ListSessionsResponse.sessions:type_name -> memstream.v1.SessionSummary
-	74, // 47: memstream.v1.SessionSummary.first_observe_time:type_name -> google.protobuf.Timestamp
-	74, // 48: memstream.v1.SessionSummary.last_observe_time:type_name -> google.protobuf.Timestamp
-	46, // 49: memstream.v1.ListStandingQueriesResponse.queries:type_name -> memstream.v1.OpenStandingQuery
-	81, // 50: memstream.v1.OpenStandingQuery.query:type_name -> memstream.v1.RecallQuery
-	74, // 51: memstream.v1.OpenStandingQuery.open_time:type_name -> google.protobuf.Timestamp
-	74, // 52: memstream.v1.OpenStandingQuery.change_time:type_name -> google.protobuf.Timestamp
-	76, // 53: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	76, // 54: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	85, // 55: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
-	86, // 56: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
-	85, // 57: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
-	76, // 58: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	87, // 59: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
-	87, // 60: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
-	64, // 61: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
-	87, // 62: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
-	1,  // 63: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
-	3,  // 64: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
-	5,  // 65: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
-	7,  // 66: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
-	9,  // 67: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
-	11, // 68: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
-	13, // 69: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
-	15, // 70: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
-	19, // 71: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
-	21, // 72: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
-	23, // 73: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
-	25, // 74: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
-	27, // 75: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
-	47, // 76: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
-	49, // 77: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
-	51, // 78: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
-	53, // 79: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
-	55, // 80: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
-	29, // 81: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
-	32, // 82: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
-	34, // 83: memstream.v1.MemoryService.ListRecallReceipts:input_type -> memstream.v1.ListRecallReceiptsRequest
-	38, // 84: memstream.v1.MemoryService.ReplayRecall:input_type -> memstream.v1.ReplayRecallRequest
-	41, // 85: memstream.v1.MemoryService.ListSessions:input_type -> memstream.v1.ListSessionsRequest
-	44, // 86: memstream.v1.MemoryService.ListStandingQueries:input_type -> memstream.v1.ListStandingQueriesRequest
-	57, // 87: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
-	59, // 88: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
-	61, // 89: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
-	63, // 90: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
-	2,  // 91: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
-	4,  // 92: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
-	6,  // 93: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
-	8,  // 94: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
-	10, // 95: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
-	12, // 96: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
-	14, // 97: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
-	16, // 98: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
-	20, // 99: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
-	22, // 100: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
-	24, // 101: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
-	26, // 102: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
-	28, // 103: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
-	48, // 104: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
-	50, // 105: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
-	52, // 106: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
-	54, // 107: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
-	56, // 108: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
-	30, // 109: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
-	33, // 110: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
-	35, // 111: memstream.v1.MemoryService.ListRecallReceipts:output_type -> memstream.v1.ListRecallReceiptsResponse
-	39, // 112: memstream.v1.MemoryService.ReplayRecall:output_type -> memstream.v1.ReplayRecallResponse
-	42, // 113: memstream.v1.MemoryService.ListSessions:output_type -> memstream.v1.ListSessionsResponse
-	45, // 114: memstream.v1.MemoryService.ListStandingQueries:output_type -> memstream.v1.ListStandingQueriesResponse
-	58, // 115: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
-	60, // 116: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
-	62, // 117: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
-	65, // 118: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
-	91, // [91:119] is the sub-list for method output_type
-	63, // [63:91] is the sub-list for method input_type
-	63, // [63:63] is the sub-list for extension type_name
-	63, // [63:63] is the sub-list for extension extendee
-	0,  // [0:63] is the sub-list for field type_name
+	71, // 0: memstream.v1.CreateMemoryRequest.kind:type_name -> memstream.v1.MemoryKind
+	72, // 1: memstream.v1.CreateMemoryRequest.policy:type_name -> memstream.v1.Policy
+	69, // 2: memstream.v1.CreateMemoryRequest.labels:type_name -> memstream.v1.CreateMemoryRequest.LabelsEntry
+	73, // 3: memstream.v1.CreateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	73, // 4: memstream.v1.GetMemoryResponse.memory:type_name -> memstream.v1.Memory
+	5,  // 5: memstream.v1.GetMemoryResponse.policy_fields:type_name -> memstream.v1.PolicyField
+	70, // 6: memstream.v1.ListMemoriesRequest.labels:type_name -> memstream.v1.ListMemoriesRequest.LabelsEntry
+	73, // 7: memstream.v1.ListMemoriesResponse.memories:type_name -> memstream.v1.Memory
+	73, // 8: memstream.v1.UpdateMemoryRequest.memory:type_name -> memstream.v1.Memory
+	74, // 9: memstream.v1.UpdateMemoryRequest.update_mask:type_name -> google.protobuf.FieldMask
+	73, // 10: memstream.v1.UpdateMemoryResponse.memory:type_name -> memstream.v1.Memory
+	73, // 11: memstream.v1.CloneMemoryResponse.memory:type_name -> memstream.v1.Memory
+	75, // 12: memstream.v1.ClearMemoryRequest.tiers:type_name -> memstream.v1.Tier
+	18, // 13: memstream.v1.ListNamespacesResponse.namespaces:type_name -> memstream.v1.Namespace
+	19, // 14: memstream.v1.Namespace.stored:type_name -> memstream.v1.StoredBytes
+	76, // 15: memstream.v1.GetMemoryStatsResponse.stats:type_name -> memstream.v1.MemoryStats
+	77, // 16: memstream.v1.GetFragmentRequest.as_of_time:type_name -> google.protobuf.Timestamp
+	78, // 17: memstream.v1.GetFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	79, // 18: memstream.v1.ListFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	80, // 19: memstream.v1.ListFragmentsRequest.truth:type_name -> memstream.v1.Truth
+	81, // 20: memstream.v1.ListFragmentsRequest.order:type_name -> memstream.v1.FragmentOrder
+	77, // 21: memstream.v1.ListFragmentsRequest.as_of_time:type_name -> google.protobuf.Timestamp
+	78, // 22: memstream.v1.ListFragmentsResponse.fragments:type_name -> memstream.v1.Fragment
+	82, // 23: memstream.v1.ListFragmentsResponse.unmatched:type_name -> memstream.v1.UnmatchedCondition
+	83, // 24: memstream.v1.PutFragmentRequest.observation:type_name -> memstream.v1.Observation
+	78, // 25: memstream.v1.PutFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	78, // 26: memstream.v1.UpdateFragmentRequest.fragment:type_name -> memstream.v1.Fragment
+	74, // 27: memstream.v1.UpdateFragmentRequest.update_mask:type_name -> google.protobuf.FieldMask
+	78, // 28: memstream.v1.UpdateFragmentResponse.fragment:type_name -> memstream.v1.Fragment
+	78, // 29: memstream.v1.GetFragmentHistoryResponse.fragment:type_name -> memstream.v1.Fragment
+	32, // 30: memstream.v1.GetFragmentHistoryResponse.versions:type_name -> memstream.v1.FragmentVersion
+	78, // 31: memstream.v1.FragmentVersion.fragment:type_name -> memstream.v1.Fragment
+	77, // 32: memstream.v1.FragmentVersion.replace_time:type_name -> google.protobuf.Timestamp
+	84, // 33: memstream.v1.FragmentVersion.replaced_by:type_name -> memstream.v1.EventType
+	85, // 34: memstream.v1.ListFragmentEventsResponse.events:type_name -> memstream.v1.Event
+	78, // 35: memstream.v1.RestoreFragmentVersionResponse.fragment:type_name -> memstream.v1.Fragment
+	39, // 36: memstream.v1.ListRecallReceiptsResponse.receipts:type_name -> memstream.v1.RecallReceipt
+	77, // 37: memstream.v1.RecallReceipt.create_time:type_name -> google.protobuf.Timestamp
+	86, // 38: memstream.v1.RecallReceipt.query:type_name -> memstream.v1.RecallQuery
+	72, // 39: memstream.v1.RecallReceipt.policy:type_name -> memstream.v1.Policy
+	40, // 40: memstream.v1.RecallReceipt.ranking:type_name -> memstream.v1.RankedFragment
+	87, // 41: memstream.v1.RankedFragment.parts:type_name -> memstream.v1.ScorePart
+	39, // 42: memstream.v1.ReplayRecallResponse.receipt:type_name -> memstream.v1.RecallReceipt
+	88, // 43: memstream.v1.ReplayRecallResponse.recollections:type_name -> memstream.v1.Recollection
+	89, // 44: memstream.v1.ReplayRecallResponse.done:type_name -> memstream.v1.RecallDone
+	43, // 45: memstream.v1.ReplayRecallResponse.differences:type_name -> memstream.v1.ReplayDifference
+	0,  // 46: memstream.v1.ReplayDifference.type:type_name -> memstream.v1.ReplayDifferenceType
+	77, // 47: memstream.v1.ListSessionsRequest.observe_time_min:type_name -> google.protobuf.Timestamp
+	77, // 48: memstream.v1.ListSessionsRequest.observe_time_max:type_name -> google.protobuf.Timestamp
+	46, // 49: memstream.v1.ListSessionsResponse.sessions:type_name -> memstream.v1.SessionSummary
+	77, // 50: memstream.v1.SessionSummary.first_observe_time:type_name -> google.protobuf.Timestamp
+	77, // 51: memstream.v1.SessionSummary.last_observe_time:type_name -> google.protobuf.Timestamp
+	49, // 52: memstream.v1.ListStandingQueriesResponse.queries:type_name -> memstream.v1.OpenStandingQuery
+	86, // 53: memstream.v1.OpenStandingQuery.query:type_name -> memstream.v1.RecallQuery
+	77, // 54: memstream.v1.OpenStandingQuery.open_time:type_name -> google.protobuf.Timestamp
+	77, // 55: memstream.v1.OpenStandingQuery.change_time:type_name -> google.protobuf.Timestamp
+	79, // 56: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	79, // 57: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	90, // 58: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
+	91, // 59: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
+	90, // 60: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
+	79, // 61: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	92, // 62: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
+	92, // 63: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
+	67, // 64: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
+	92, // 65: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
+	1,  // 66: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
+	3,  // 67: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
+	6,  // 68: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
+	8,  // 69: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
+	10, // 70: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
+	12, // 71: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
+	14, // 72: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
+	16, // 73: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
+	20, // 74: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
+	22, // 75: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
+	24, // 76: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
+	26, // 77: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
+	28, // 78: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
+	50, // 79: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
+	52, // 80: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
+	54, // 81: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
+	56, // 82: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
+	58, // 83: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
+	30, // 84: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
+	33, // 85: memstream.v1.MemoryService.ListFragmentEvents:input_type -> memstream.v1.ListFragmentEventsRequest
+	35, // 86: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
+	37, // 87: memstream.v1.MemoryService.ListRecallReceipts:input_type -> memstream.v1.ListRecallReceiptsRequest
+	41, // 88: memstream.v1.MemoryService.ReplayRecall:input_type -> memstream.v1.ReplayRecallRequest
+	44, // 89: memstream.v1.MemoryService.ListSessions:input_type -> memstream.v1.ListSessionsRequest
+	47, // 90: memstream.v1.MemoryService.ListStandingQueries:input_type -> memstream.v1.ListStandingQueriesRequest
+	60, // 91: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
+	62, // 92: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
+	64, // 93: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
+	66, // 94: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
+	2,  // 95: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
+	4,  // 96: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
+	7,  // 97: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
+	9,  // 98: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
+	11, // 99: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
+	13, // 100: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
+	15, // 101: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
+	17, // 102: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
+	21, // 103: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
+	23, // 104: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
+	25, // 105: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
+	27, // 106: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
+	29, // 107: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
+	51, // 108: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
+	53, // 109: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
+	55, // 110: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
+	57, // 111: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
+	59, // 112: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
+	31, // 113: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
+	34, // 114: memstream.v1.MemoryService.ListFragmentEvents:output_type -> memstream.v1.ListFragmentEventsResponse
+	36, // 115: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
+	38, // 116: memstream.v1.MemoryService.ListRecallReceipts:output_type -> memstream.v1.ListRecallReceiptsResponse
+	42, // 117: memstream.v1.MemoryService.ReplayRecall:output_type -> memstream.v1.ReplayRecallResponse
+	45, // 118: memstream.v1.MemoryService.ListSessions:output_type -> memstream.v1.ListSessionsResponse
+	48, // 119: memstream.v1.MemoryService.ListStandingQueries:output_type -> memstream.v1.ListStandingQueriesResponse
+	61, // 120: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
+	63, // 121: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
+	65, // 122: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
+	68, // 123: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
+	95, // [95:124] is the sub-list for method output_type
+	66, // [66:95] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_service_proto_init() }
@@ -5559,25 +5904,26 @@ func file_memstream_v1_memory_service_proto_init() {
 	file_memstream_v1_memory_proto_init()
 	file_memstream_v1_operation_proto_init()
 	file_memstream_v1_stream_service_proto_init()
-	file_memstream_v1_memory_service_proto_msgTypes[20].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[4].OneofWrappers = []any{}
+	file_memstream_v1_memory_service_proto_msgTypes[21].OneofWrappers = []any{
 		(*GetFragmentRequest_Id)(nil),
 		(*GetFragmentRequest_ExternalId)(nil),
 		(*GetFragmentRequest_AsOfTime)(nil),
 		(*GetFragmentRequest_AsOfRevision)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[22].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[23].OneofWrappers = []any{
 		(*ListFragmentsRequest_AsOfTime)(nil),
 		(*ListFragmentsRequest_AsOfRevision)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[28].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[29].OneofWrappers = []any{
 		(*GetFragmentHistoryRequest_Id)(nil),
 		(*GetFragmentHistoryRequest_ExternalId)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[50].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[53].OneofWrappers = []any{
 		(*SupersedeFragmentsRequest_NewerId)(nil),
 		(*SupersedeFragmentsRequest_NewerExternalId)(nil),
 	}
-	file_memstream_v1_memory_service_proto_msgTypes[62].OneofWrappers = []any{
+	file_memstream_v1_memory_service_proto_msgTypes[65].OneofWrappers = []any{
 		(*ImportMemoriesRequest_Open)(nil),
 		(*ImportMemoriesRequest_Lines)(nil),
 	}
@@ -5587,7 +5933,7 @@ func file_memstream_v1_memory_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_memory_service_proto_rawDesc), len(file_memstream_v1_memory_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   67,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

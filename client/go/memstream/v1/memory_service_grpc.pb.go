@@ -40,6 +40,7 @@ const (
 	MemoryService_ListConflicts_FullMethodName          = "/memstream.v1.MemoryService/ListConflicts"
 	MemoryService_ResolveConflict_FullMethodName        = "/memstream.v1.MemoryService/ResolveConflict"
 	MemoryService_GetFragmentHistory_FullMethodName     = "/memstream.v1.MemoryService/GetFragmentHistory"
+	MemoryService_ListFragmentEvents_FullMethodName     = "/memstream.v1.MemoryService/ListFragmentEvents"
 	MemoryService_RestoreFragmentVersion_FullMethodName = "/memstream.v1.MemoryService/RestoreFragmentVersion"
 	MemoryService_ListRecallReceipts_FullMethodName     = "/memstream.v1.MemoryService/ListRecallReceipts"
 	MemoryService_ReplayRecall_FullMethodName           = "/memstream.v1.MemoryService/ReplayRecall"
@@ -79,7 +80,7 @@ type MemoryServiceClient interface {
 	GetMemoryStats(ctx context.Context, in *GetMemoryStatsRequest, opts ...grpc.CallOption) (*GetMemoryStatsResponse, error)
 	// Reads a fragment.
 	GetFragment(ctx context.Context, in *GetFragmentRequest, opts ...grpc.CallOption) (*GetFragmentResponse, error)
-	// Lists fragments in order of receipt.
+	// Lists fragments, in order of receipt or of an attribute.
 	ListFragments(ctx context.Context, in *ListFragmentsRequest, opts ...grpc.CallOption) (*ListFragmentsResponse, error)
 	// Observes, or replaces the client's fields of the fragment with that external_id (see `Observation.external_id`).
 	PutFragment(ctx context.Context, in *PutFragmentRequest, opts ...grpc.CallOption) (*PutFragmentResponse, error)
@@ -97,6 +98,8 @@ type MemoryServiceClient interface {
 	ResolveConflict(ctx context.Context, in *ResolveConflictRequest, opts ...grpc.CallOption) (*ResolveConflictResponse, error)
 	// Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`).
 	GetFragmentHistory(ctx context.Context, in *GetFragmentHistoryRequest, opts ...grpc.CallOption) (*GetFragmentHistoryResponse, error)
+	// Lists the events of the log that concern a fragment, the earliest first, as far as they are kept.
+	ListFragmentEvents(ctx context.Context, in *ListFragmentEventsRequest, opts ...grpc.CallOption) (*ListFragmentEventsResponse, error)
 	// Gives a fragment the content of an earlier version: a change like UpdateFragment.
 	RestoreFragmentVersion(ctx context.Context, in *RestoreFragmentVersionRequest, opts ...grpc.CallOption) (*RestoreFragmentVersionResponse, error)
 	// Lists the receipts of recalls, the latest first (`RecallQuery.receipt`). Needs the right to recall.
@@ -319,6 +322,16 @@ func (c *memoryServiceClient) GetFragmentHistory(ctx context.Context, in *GetFra
 	return out, nil
 }
 
+func (c *memoryServiceClient) ListFragmentEvents(ctx context.Context, in *ListFragmentEventsRequest, opts ...grpc.CallOption) (*ListFragmentEventsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListFragmentEventsResponse)
+	err := c.cc.Invoke(ctx, MemoryService_ListFragmentEvents_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *memoryServiceClient) RestoreFragmentVersion(ctx context.Context, in *RestoreFragmentVersionRequest, opts ...grpc.CallOption) (*RestoreFragmentVersionResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RestoreFragmentVersionResponse)
@@ -449,7 +462,7 @@ type MemoryServiceServer interface {
 	GetMemoryStats(context.Context, *GetMemoryStatsRequest) (*GetMemoryStatsResponse, error)
 	// Reads a fragment.
 	GetFragment(context.Context, *GetFragmentRequest) (*GetFragmentResponse, error)
-	// Lists fragments in order of receipt.
+	// Lists fragments, in order of receipt or of an attribute.
 	ListFragments(context.Context, *ListFragmentsRequest) (*ListFragmentsResponse, error)
 	// Observes, or replaces the client's fields of the fragment with that external_id (see `Observation.external_id`).
 	PutFragment(context.Context, *PutFragmentRequest) (*PutFragmentResponse, error)
@@ -467,6 +480,8 @@ type MemoryServiceServer interface {
 	ResolveConflict(context.Context, *ResolveConflictRequest) (*ResolveConflictResponse, error)
 	// Reads the earlier versions of a fragment, as far as the policy keeps them (`Policy.history`).
 	GetFragmentHistory(context.Context, *GetFragmentHistoryRequest) (*GetFragmentHistoryResponse, error)
+	// Lists the events of the log that concern a fragment, the earliest first, as far as they are kept.
+	ListFragmentEvents(context.Context, *ListFragmentEventsRequest) (*ListFragmentEventsResponse, error)
 	// Gives a fragment the content of an earlier version: a change like UpdateFragment.
 	RestoreFragmentVersion(context.Context, *RestoreFragmentVersionRequest) (*RestoreFragmentVersionResponse, error)
 	// Lists the receipts of recalls, the latest first (`RecallQuery.receipt`). Needs the right to recall.
@@ -555,6 +570,9 @@ func (UnimplementedMemoryServiceServer) ResolveConflict(context.Context, *Resolv
 }
 func (UnimplementedMemoryServiceServer) GetFragmentHistory(context.Context, *GetFragmentHistoryRequest) (*GetFragmentHistoryResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetFragmentHistory not implemented")
+}
+func (UnimplementedMemoryServiceServer) ListFragmentEvents(context.Context, *ListFragmentEventsRequest) (*ListFragmentEventsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListFragmentEvents not implemented")
 }
 func (UnimplementedMemoryServiceServer) RestoreFragmentVersion(context.Context, *RestoreFragmentVersionRequest) (*RestoreFragmentVersionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RestoreFragmentVersion not implemented")
@@ -946,6 +964,24 @@ func _MemoryService_GetFragmentHistory_Handler(srv interface{}, ctx context.Cont
 	return interceptor(ctx, in, info, handler)
 }
 
+func _MemoryService_ListFragmentEvents_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListFragmentEventsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MemoryServiceServer).ListFragmentEvents(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MemoryService_ListFragmentEvents_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MemoryServiceServer).ListFragmentEvents(ctx, req.(*ListFragmentEventsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _MemoryService_RestoreFragmentVersion_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(RestoreFragmentVersionRequest)
 	if err := dec(in); err != nil {
@@ -1172,6 +1208,10 @@ var MemoryService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetFragmentHistory",
 			Handler:    _MemoryService_GetFragmentHistory_Handler,
+		},
+		{
+			MethodName: "ListFragmentEvents",
+			Handler:    _MemoryService_ListFragmentEvents_Handler,
 		},
 		{
 			MethodName: "RestoreFragmentVersion",

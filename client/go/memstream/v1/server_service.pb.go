@@ -159,6 +159,453 @@ func (Capability) EnumDescriptor() ([]byte, []int) {
 	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{1}
 }
 
+// Requests the status of the server.
+type GetServerStatusRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetServerStatusRequest) Reset() {
+	*x = GetServerStatusRequest{}
+	mi := &file_memstream_v1_server_service_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetServerStatusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetServerStatusRequest) ProtoMessage() {}
+
+func (x *GetServerStatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_server_service_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetServerStatusRequest.ProtoReflect.Descriptor instead.
+func (*GetServerStatusRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{0}
+}
+
+// What the server uses and does now. Counts are those since its start.
+type GetServerStatusResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When it was started.
+	StartTime *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
+	// When the status was read: the difference of two answers is a rate.
+	ReadTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=read_time,json=readTime,proto3" json:"read_time,omitempty"`
+	// Bytes of RAM that the process has; 0 where the system does not say.
+	ResidentBytes int64 `protobuf:"varint,3,opt,name=resident_bytes,json=residentBytes,proto3" json:"resident_bytes,omitempty"`
+	// Bytes of RAM that the machine has; 0 where the system does not say.
+	MachineBytes int64 `protobuf:"varint,4,opt,name=machine_bytes,json=machineBytes,proto3" json:"machine_bytes,omitempty"`
+	// Seconds of CPU that the process has used.
+	CpuSeconds float64 `protobuf:"fixed64,5,opt,name=cpu_seconds,json=cpuSeconds,proto3" json:"cpu_seconds,omitempty"`
+	// Bytes of the data directory's files.
+	DataBytes int64 `protobuf:"varint,6,opt,name=data_bytes,json=dataBytes,proto3" json:"data_bytes,omitempty"`
+	// Bytes that are free on the disk of the data directory.
+	DiskFreeBytes int64 `protobuf:"varint,7,opt,name=disk_free_bytes,json=diskFreeBytes,proto3" json:"disk_free_bytes,omitempty"`
+	// Bytes of that disk.
+	DiskTotalBytes int64 `protobuf:"varint,8,opt,name=disk_total_bytes,json=diskTotalBytes,proto3" json:"disk_total_bytes,omitempty"`
+	// Memories that are in RAM, and
+	ActiveMemories int64 `protobuf:"varint,9,opt,name=active_memories,json=activeMemories,proto3" json:"active_memories,omitempty"`
+	// their bytes.
+	ActiveBytes int64 `protobuf:"varint,10,opt,name=active_bytes,json=activeBytes,proto3" json:"active_bytes,omitempty"`
+	// Observations that are received and not yet stored, in active memories.
+	Backlog int64 `protobuf:"varint,11,opt,name=backlog,proto3" json:"backlog,omitempty"`
+	// Rows that wait for the vector index.
+	Outbox int64 `protobuf:"varint,12,opt,name=outbox,proto3" json:"outbox,omitempty"`
+	// Streams that are open, by rpc.
+	Streams []*OpenStreams `protobuf:"bytes,13,rep,name=streams,proto3" json:"streams,omitempty"`
+	// Producers that are held in RAM.
+	Producers int64 `protobuf:"varint,14,opt,name=producers,proto3" json:"producers,omitempty"`
+	// Watches and standing queries that are open.
+	Watchers int64 `protobuf:"varint,15,opt,name=watchers,proto3" json:"watchers,omitempty"`
+	// The calls, by rpc.
+	Rpcs []*RpcFigures `protobuf:"bytes,16,rep,name=rpcs,proto3" json:"rpcs,omitempty"`
+	// Observations that were stored.
+	Observations int64 `protobuf:"varint,17,opt,name=observations,proto3" json:"observations,omitempty"`
+	// Recalls that were answered.
+	Recalls int64 `protobuf:"varint,18,opt,name=recalls,proto3" json:"recalls,omitempty"`
+	// The settings, without secrets.
+	Settings      []*Setting `protobuf:"bytes,19,rep,name=settings,proto3" json:"settings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetServerStatusResponse) Reset() {
+	*x = GetServerStatusResponse{}
+	mi := &file_memstream_v1_server_service_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetServerStatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetServerStatusResponse) ProtoMessage() {}
+
+func (x *GetServerStatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_server_service_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetServerStatusResponse.ProtoReflect.Descriptor instead.
+func (*GetServerStatusResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *GetServerStatusResponse) GetStartTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartTime
+	}
+	return nil
+}
+
+func (x *GetServerStatusResponse) GetReadTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ReadTime
+	}
+	return nil
+}
+
+func (x *GetServerStatusResponse) GetResidentBytes() int64 {
+	if x != nil {
+		return x.ResidentBytes
+	}
+	return 0
+}
+
+func (x *GetServerStatusResponse) GetMachineBytes() int64 {
+	if x != nil {
+		return x.MachineBytes
+	}
+	return 0
+}
+
+func (x *GetServerStatusResponse) GetCpuSeconds() float64 {
+	if x != nil {
+		return x.CpuSeconds
+	}
+	return 0
+}
+
+func (x *GetServerStatusResponse) GetDataBytes() int64 {
+	if x != nil {
+		return x.DataBytes
+	}
+	return 0
+}
+
+func (x *GetServerStatusResponse) GetDiskFreeBytes() int64 {
+	if x != nil {
+		return x.DiskFreeBytes
+	}
+	return 0
+}
+
+func (x *GetServerStatusResponse) GetDiskTotalBytes() int64 {
+	if x != nil {
+		return x.DiskTotalBytes
+	}
+	return 0
+}
+
+func (x *GetServerStatusResponse) GetActiveMemories() int64 {
+	if x != nil {
+		return x.ActiveMemories
+	}
+	return 0
+}
+
+func (x *GetServerStatusResponse) GetActiveBytes() int64 {
+	if x != nil {
+		return x.ActiveBytes
+	}
+	return 0
+}
+
+func (x *GetServerStatusResponse) GetBacklog() int64 {
+	if x != nil {
+		return x.Backlog
+	}
+	return 0
+}
+
+func (x *GetServerStatusResponse) GetOutbox() int64 {
+	if x != nil {
+		return x.Outbox
+	}
+	return 0
+}
+
+func (x *GetServerStatusResponse) GetStreams() []*OpenStreams {
+	if x != nil {
+		return x.Streams
+	}
+	return nil
+}
+
+func (x *GetServerStatusResponse) GetProducers() int64 {
+	if x != nil {
+		return x.Producers
+	}
+	return 0
+}
+
+func (x *GetServerStatusResponse) GetWatchers() int64 {
+	if x != nil {
+		return x.Watchers
+	}
+	return 0
+}
+
+func (x *GetServerStatusResponse) GetRpcs() []*RpcFigures {
+	if x != nil {
+		return x.Rpcs
+	}
+	return nil
+}
+
+func (x *GetServerStatusResponse) GetObservations() int64 {
+	if x != nil {
+		return x.Observations
+	}
+	return 0
+}
+
+func (x *GetServerStatusResponse) GetRecalls() int64 {
+	if x != nil {
+		return x.Recalls
+	}
+	return 0
+}
+
+func (x *GetServerStatusResponse) GetSettings() []*Setting {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
+// The open streams of one rpc.
+type OpenStreams struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The rpc, for instance "Watch".
+	Rpc string `protobuf:"bytes,1,opt,name=rpc,proto3" json:"rpc,omitempty"`
+	// How many are open.
+	Streams       int64 `protobuf:"varint,2,opt,name=streams,proto3" json:"streams,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OpenStreams) Reset() {
+	*x = OpenStreams{}
+	mi := &file_memstream_v1_server_service_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OpenStreams) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OpenStreams) ProtoMessage() {}
+
+func (x *OpenStreams) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_server_service_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OpenStreams.ProtoReflect.Descriptor instead.
+func (*OpenStreams) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *OpenStreams) GetRpc() string {
+	if x != nil {
+		return x.Rpc
+	}
+	return ""
+}
+
+func (x *OpenStreams) GetStreams() int64 {
+	if x != nil {
+		return x.Streams
+	}
+	return 0
+}
+
+// The ended calls of one rpc since the server's start.
+type RpcFigures struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The rpc, for instance "RecallOnce".
+	Rpc string `protobuf:"bytes,1,opt,name=rpc,proto3" json:"rpc,omitempty"`
+	// Calls that ended.
+	Calls int64 `protobuf:"varint,2,opt,name=calls,proto3" json:"calls,omitempty"`
+	// Of these, calls that ended with an error.
+	Failed int64 `protobuf:"varint,3,opt,name=failed,proto3" json:"failed,omitempty"`
+	// Half of the calls ended within this time, to the bound of a bucket; a stream's time is its whole life. Unset
+	// without calls.
+	Median *durationpb.Duration `protobuf:"bytes,4,opt,name=median,proto3" json:"median,omitempty"`
+	// 99 of 100 calls ended within this time, as above.
+	P99           *durationpb.Duration `protobuf:"bytes,5,opt,name=p99,proto3" json:"p99,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RpcFigures) Reset() {
+	*x = RpcFigures{}
+	mi := &file_memstream_v1_server_service_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RpcFigures) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RpcFigures) ProtoMessage() {}
+
+func (x *RpcFigures) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_server_service_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RpcFigures.ProtoReflect.Descriptor instead.
+func (*RpcFigures) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RpcFigures) GetRpc() string {
+	if x != nil {
+		return x.Rpc
+	}
+	return ""
+}
+
+func (x *RpcFigures) GetCalls() int64 {
+	if x != nil {
+		return x.Calls
+	}
+	return 0
+}
+
+func (x *RpcFigures) GetFailed() int64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *RpcFigures) GetMedian() *durationpb.Duration {
+	if x != nil {
+		return x.Median
+	}
+	return nil
+}
+
+func (x *RpcFigures) GetP99() *durationpb.Duration {
+	if x != nil {
+		return x.P99
+	}
+	return nil
+}
+
+// A setting of the server.
+type Setting struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Its value as text; "**********" for a secret that is set.
+	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	// Whether the operator set it; else the value is the default.
+	Given         bool `protobuf:"varint,3,opt,name=given,proto3" json:"given,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Setting) Reset() {
+	*x = Setting{}
+	mi := &file_memstream_v1_server_service_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Setting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Setting) ProtoMessage() {}
+
+func (x *Setting) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_server_service_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Setting.ProtoReflect.Descriptor instead.
+func (*Setting) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Setting) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Setting) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *Setting) GetGiven() bool {
+	if x != nil {
+		return x.Given
+	}
+	return false
+}
+
 // Requests information about the server.
 type GetServerInfoRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -168,7 +615,7 @@ type GetServerInfoRequest struct {
 
 func (x *GetServerInfoRequest) Reset() {
 	*x = GetServerInfoRequest{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[0]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -180,7 +627,7 @@ func (x *GetServerInfoRequest) String() string {
 func (*GetServerInfoRequest) ProtoMessage() {}
 
 func (x *GetServerInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[0]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -193,7 +640,7 @@ func (x *GetServerInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServerInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetServerInfoRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{0}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{5}
 }
 
 // What the server is.
@@ -230,7 +677,7 @@ type GetServerInfoResponse struct {
 
 func (x *GetServerInfoResponse) Reset() {
 	*x = GetServerInfoResponse{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[1]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -242,7 +689,7 @@ func (x *GetServerInfoResponse) String() string {
 func (*GetServerInfoResponse) ProtoMessage() {}
 
 func (x *GetServerInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[1]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -255,7 +702,7 @@ func (x *GetServerInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServerInfoResponse.ProtoReflect.Descriptor instead.
 func (*GetServerInfoResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{1}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetServerInfoResponse) GetVersion() string {
@@ -365,7 +812,7 @@ type ModelStatus struct {
 
 func (x *ModelStatus) Reset() {
 	*x = ModelStatus{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[2]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -377,7 +824,7 @@ func (x *ModelStatus) String() string {
 func (*ModelStatus) ProtoMessage() {}
 
 func (x *ModelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[2]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -390,7 +837,7 @@ func (x *ModelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
 func (*ModelStatus) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{2}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ModelStatus) GetRole() string {
@@ -464,7 +911,7 @@ type ModelUsage struct {
 
 func (x *ModelUsage) Reset() {
 	*x = ModelUsage{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[3]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -476,7 +923,7 @@ func (x *ModelUsage) String() string {
 func (*ModelUsage) ProtoMessage() {}
 
 func (x *ModelUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[3]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -489,7 +936,7 @@ func (x *ModelUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelUsage.ProtoReflect.Descriptor instead.
 func (*ModelUsage) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{3}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ModelUsage) GetRole() string {
@@ -574,7 +1021,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[4]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -586,7 +1033,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[4]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -599,7 +1046,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{4}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Limits) GetContentBytesMax() int32 {
@@ -719,7 +1166,7 @@ type EmbeddingModel struct {
 
 func (x *EmbeddingModel) Reset() {
 	*x = EmbeddingModel{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[5]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -731,7 +1178,7 @@ func (x *EmbeddingModel) String() string {
 func (*EmbeddingModel) ProtoMessage() {}
 
 func (x *EmbeddingModel) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[5]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -744,7 +1191,7 @@ func (x *EmbeddingModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EmbeddingModel.ProtoReflect.Descriptor instead.
 func (*EmbeddingModel) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{5}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *EmbeddingModel) GetName() string {
@@ -786,7 +1233,46 @@ var File_memstream_v1_server_service_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_server_service_proto_rawDesc = "" +
 	"\n" +
-	"!memstream/v1/server_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n" +
+	"!memstream/v1/server_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x18\n" +
+	"\x16GetServerStatusRequest\"\xf7\x05\n" +
+	"\x17GetServerStatusResponse\x129\n" +
+	"\n" +
+	"start_time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x127\n" +
+	"\tread_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\breadTime\x12%\n" +
+	"\x0eresident_bytes\x18\x03 \x01(\x03R\rresidentBytes\x12#\n" +
+	"\rmachine_bytes\x18\x04 \x01(\x03R\fmachineBytes\x12\x1f\n" +
+	"\vcpu_seconds\x18\x05 \x01(\x01R\n" +
+	"cpuSeconds\x12\x1d\n" +
+	"\n" +
+	"data_bytes\x18\x06 \x01(\x03R\tdataBytes\x12&\n" +
+	"\x0fdisk_free_bytes\x18\a \x01(\x03R\rdiskFreeBytes\x12(\n" +
+	"\x10disk_total_bytes\x18\b \x01(\x03R\x0ediskTotalBytes\x12'\n" +
+	"\x0factive_memories\x18\t \x01(\x03R\x0eactiveMemories\x12!\n" +
+	"\factive_bytes\x18\n" +
+	" \x01(\x03R\vactiveBytes\x12\x18\n" +
+	"\abacklog\x18\v \x01(\x03R\abacklog\x12\x16\n" +
+	"\x06outbox\x18\f \x01(\x03R\x06outbox\x123\n" +
+	"\astreams\x18\r \x03(\v2\x19.memstream.v1.OpenStreamsR\astreams\x12\x1c\n" +
+	"\tproducers\x18\x0e \x01(\x03R\tproducers\x12\x1a\n" +
+	"\bwatchers\x18\x0f \x01(\x03R\bwatchers\x12,\n" +
+	"\x04rpcs\x18\x10 \x03(\v2\x18.memstream.v1.RpcFiguresR\x04rpcs\x12\"\n" +
+	"\fobservations\x18\x11 \x01(\x03R\fobservations\x12\x18\n" +
+	"\arecalls\x18\x12 \x01(\x03R\arecalls\x121\n" +
+	"\bsettings\x18\x13 \x03(\v2\x15.memstream.v1.SettingR\bsettings\"9\n" +
+	"\vOpenStreams\x12\x10\n" +
+	"\x03rpc\x18\x01 \x01(\tR\x03rpc\x12\x18\n" +
+	"\astreams\x18\x02 \x01(\x03R\astreams\"\xac\x01\n" +
+	"\n" +
+	"RpcFigures\x12\x10\n" +
+	"\x03rpc\x18\x01 \x01(\tR\x03rpc\x12\x14\n" +
+	"\x05calls\x18\x02 \x01(\x03R\x05calls\x12\x16\n" +
+	"\x06failed\x18\x03 \x01(\x03R\x06failed\x121\n" +
+	"\x06median\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x06median\x12+\n" +
+	"\x03p99\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x03p99\"I\n" +
+	"\aSetting\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\x12\x14\n" +
+	"\x05given\x18\x03 \x01(\bR\x05given\"\x16\n" +
 	"\x14GetServerInfoRequest\"\x96\x04\n" +
 	"\x15GetServerInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
@@ -861,9 +1347,10 @@ const file_memstream_v1_server_service_proto_rawDesc = "" +
 	"\x11CAPABILITY_EXPORT\x10\x05\x12\x19\n" +
 	"\x15CAPABILITY_OPERATIONS\x10\x06\x12\x19\n" +
 	"\x15CAPABILITY_REFLECTION\x10\a\x12\x18\n" +
-	"\x14CAPABILITY_SUBSCRIBE\x10\b2i\n" +
+	"\x14CAPABILITY_SUBSCRIBE\x10\b2\xc9\x01\n" +
 	"\rServerService\x12X\n" +
-	"\rGetServerInfo\x12\".memstream.v1.GetServerInfoRequest\x1a#.memstream.v1.GetServerInfoResponseBS\n" +
+	"\rGetServerInfo\x12\".memstream.v1.GetServerInfoRequest\x1a#.memstream.v1.GetServerInfoResponse\x12^\n" +
+	"\x0fGetServerStatus\x12$.memstream.v1.GetServerStatusRequest\x1a%.memstream.v1.GetServerStatusResponseBS\n" +
 	"\x10dev.memstream.v1B\x12ServerServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3"
 
 var (
@@ -879,37 +1366,51 @@ func file_memstream_v1_server_service_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_server_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_memstream_v1_server_service_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_memstream_v1_server_service_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_memstream_v1_server_service_proto_goTypes = []any{
-	(ModelState)(0),               // 0: memstream.v1.ModelState
-	(Capability)(0),               // 1: memstream.v1.Capability
-	(*GetServerInfoRequest)(nil),  // 2: memstream.v1.GetServerInfoRequest
-	(*GetServerInfoResponse)(nil), // 3: memstream.v1.GetServerInfoResponse
-	(*ModelStatus)(nil),           // 4: memstream.v1.ModelStatus
-	(*ModelUsage)(nil),            // 5: memstream.v1.ModelUsage
-	(*Limits)(nil),                // 6: memstream.v1.Limits
-	(*EmbeddingModel)(nil),        // 7: memstream.v1.EmbeddingModel
-	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 9: google.protobuf.Duration
+	(ModelState)(0),                 // 0: memstream.v1.ModelState
+	(Capability)(0),                 // 1: memstream.v1.Capability
+	(*GetServerStatusRequest)(nil),  // 2: memstream.v1.GetServerStatusRequest
+	(*GetServerStatusResponse)(nil), // 3: memstream.v1.GetServerStatusResponse
+	(*OpenStreams)(nil),             // 4: memstream.v1.OpenStreams
+	(*RpcFigures)(nil),              // 5: memstream.v1.RpcFigures
+	(*Setting)(nil),                 // 6: memstream.v1.Setting
+	(*GetServerInfoRequest)(nil),    // 7: memstream.v1.GetServerInfoRequest
+	(*GetServerInfoResponse)(nil),   // 8: memstream.v1.GetServerInfoResponse
+	(*ModelStatus)(nil),             // 9: memstream.v1.ModelStatus
+	(*ModelUsage)(nil),              // 10: memstream.v1.ModelUsage
+	(*Limits)(nil),                  // 11: memstream.v1.Limits
+	(*EmbeddingModel)(nil),          // 12: memstream.v1.EmbeddingModel
+	(*timestamppb.Timestamp)(nil),   // 13: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 14: google.protobuf.Duration
 }
 var file_memstream_v1_server_service_proto_depIdxs = []int32{
-	8,  // 0: memstream.v1.GetServerInfoResponse.start_time:type_name -> google.protobuf.Timestamp
-	1,  // 1: memstream.v1.GetServerInfoResponse.capabilities:type_name -> memstream.v1.Capability
-	6,  // 2: memstream.v1.GetServerInfoResponse.limits:type_name -> memstream.v1.Limits
-	7,  // 3: memstream.v1.GetServerInfoResponse.embedding:type_name -> memstream.v1.EmbeddingModel
-	5,  // 4: memstream.v1.GetServerInfoResponse.model_usage:type_name -> memstream.v1.ModelUsage
-	4,  // 5: memstream.v1.GetServerInfoResponse.models:type_name -> memstream.v1.ModelStatus
-	0,  // 6: memstream.v1.ModelStatus.state:type_name -> memstream.v1.ModelState
-	8,  // 7: memstream.v1.ModelStatus.last_success_time:type_name -> google.protobuf.Timestamp
-	8,  // 8: memstream.v1.ModelStatus.last_failure_time:type_name -> google.protobuf.Timestamp
-	9,  // 9: memstream.v1.Limits.request_id_retention:type_name -> google.protobuf.Duration
-	2,  // 10: memstream.v1.ServerService.GetServerInfo:input_type -> memstream.v1.GetServerInfoRequest
-	3,  // 11: memstream.v1.ServerService.GetServerInfo:output_type -> memstream.v1.GetServerInfoResponse
-	11, // [11:12] is the sub-list for method output_type
-	10, // [10:11] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	13, // 0: memstream.v1.GetServerStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	13, // 1: memstream.v1.GetServerStatusResponse.read_time:type_name -> google.protobuf.Timestamp
+	4,  // 2: memstream.v1.GetServerStatusResponse.streams:type_name -> memstream.v1.OpenStreams
+	5,  // 3: memstream.v1.GetServerStatusResponse.rpcs:type_name -> memstream.v1.RpcFigures
+	6,  // 4: memstream.v1.GetServerStatusResponse.settings:type_name -> memstream.v1.Setting
+	14, // 5: memstream.v1.RpcFigures.median:type_name -> google.protobuf.Duration
+	14, // 6: memstream.v1.RpcFigures.p99:type_name -> google.protobuf.Duration
+	13, // 7: memstream.v1.GetServerInfoResponse.start_time:type_name -> google.protobuf.Timestamp
+	1,  // 8: memstream.v1.GetServerInfoResponse.capabilities:type_name -> memstream.v1.Capability
+	11, // 9: memstream.v1.GetServerInfoResponse.limits:type_name -> memstream.v1.Limits
+	12, // 10: memstream.v1.GetServerInfoResponse.embedding:type_name -> memstream.v1.EmbeddingModel
+	10, // 11: memstream.v1.GetServerInfoResponse.model_usage:type_name -> memstream.v1.ModelUsage
+	9,  // 12: memstream.v1.GetServerInfoResponse.models:type_name -> memstream.v1.ModelStatus
+	0,  // 13: memstream.v1.ModelStatus.state:type_name -> memstream.v1.ModelState
+	13, // 14: memstream.v1.ModelStatus.last_success_time:type_name -> google.protobuf.Timestamp
+	13, // 15: memstream.v1.ModelStatus.last_failure_time:type_name -> google.protobuf.Timestamp
+	14, // 16: memstream.v1.Limits.request_id_retention:type_name -> google.protobuf.Duration
+	7,  // 17: memstream.v1.ServerService.GetServerInfo:input_type -> memstream.v1.GetServerInfoRequest
+	2,  // 18: memstream.v1.ServerService.GetServerStatus:input_type -> memstream.v1.GetServerStatusRequest
+	8,  // 19: memstream.v1.ServerService.GetServerInfo:output_type -> memstream.v1.GetServerInfoResponse
+	3,  // 20: memstream.v1.ServerService.GetServerStatus:output_type -> memstream.v1.GetServerStatusResponse
+	19, // [19:21] is the sub-list for method output_type
+	17, // [17:19] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_server_service_proto_init() }
@@ -923,7 +1424,7 @@ func file_memstream_v1_server_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_server_service_proto_rawDesc), len(file_memstream_v1_server_service_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   6,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,7 +21,8 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	ServerService_GetServerInfo_FullMethodName = "/memstream.v1.ServerService/GetServerInfo"
+	ServerService_GetServerInfo_FullMethodName   = "/memstream.v1.ServerService/GetServerInfo"
+	ServerService_GetServerStatus_FullMethodName = "/memstream.v1.ServerService/GetServerStatus"
 )
 
 // ServerServiceClient is the client API for ServerService service.
@@ -32,6 +33,9 @@ const (
 type ServerServiceClient interface {
 	// Returns version, capabilities, limits and models of the server that answers.
 	GetServerInfo(ctx context.Context, in *GetServerInfoRequest, opts ...grpc.CallOption) (*GetServerInfoResponse, error)
+	// Returns what the server that answers uses and does: RAM, disk, calls, settings. Needs the right `admin` in every
+	// namespace, because it sums up all tenants.
+	GetServerStatus(ctx context.Context, in *GetServerStatusRequest, opts ...grpc.CallOption) (*GetServerStatusResponse, error)
 }
 
 type serverServiceClient struct {
@@ -52,6 +56,16 @@ func (c *serverServiceClient) GetServerInfo(ctx context.Context, in *GetServerIn
 	return out, nil
 }
 
+func (c *serverServiceClient) GetServerStatus(ctx context.Context, in *GetServerStatusRequest, opts ...grpc.CallOption) (*GetServerStatusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetServerStatusResponse)
+	err := c.cc.Invoke(ctx, ServerService_GetServerStatus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ServerServiceServer is the server API for ServerService service.
 // All implementations must embed UnimplementedServerServiceServer
 // for forward compatibility.
@@ -60,6 +74,9 @@ func (c *serverServiceClient) GetServerInfo(ctx context.Context, in *GetServerIn
 type ServerServiceServer interface {
 	// Returns version, capabilities, limits and models of the server that answers.
 	GetServerInfo(context.Context, *GetServerInfoRequest) (*GetServerInfoResponse, error)
+	// Returns what the server that answers uses and does: RAM, disk, calls, settings. Needs the right `admin` in every
+	// namespace, because it sums up all tenants.
+	GetServerStatus(context.Context, *GetServerStatusRequest) (*GetServerStatusResponse, error)
 	mustEmbedUnimplementedServerServiceServer()
 }
 
@@ -72,6 +89,9 @@ type UnimplementedServerServiceServer struct{}
 
 func (UnimplementedServerServiceServer) GetServerInfo(context.Context, *GetServerInfoRequest) (*GetServerInfoResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetServerInfo not implemented")
+}
+func (UnimplementedServerServiceServer) GetServerStatus(context.Context, *GetServerStatusRequest) (*GetServerStatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetServerStatus not implemented")
 }
 func (UnimplementedServerServiceServer) mustEmbedUnimplementedServerServiceServer() {}
 func (UnimplementedServerServiceServer) testEmbeddedByValue()                       {}
@@ -112,6 +132,24 @@ func _ServerService_GetServerInfo_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ServerService_GetServerStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetServerStatusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ServerServiceServer).GetServerStatus(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ServerService_GetServerStatus_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ServerServiceServer).GetServerStatus(ctx, req.(*GetServerStatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ServerService_ServiceDesc is the grpc.ServiceDesc for ServerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -122,6 +160,10 @@ var ServerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetServerInfo",
 			Handler:    _ServerService_GetServerInfo_Handler,
+		},
+		{
+			MethodName: "GetServerStatus",
+			Handler:    _ServerService_GetServerStatus_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

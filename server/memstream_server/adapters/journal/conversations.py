@@ -31,6 +31,7 @@ from memstream_server.ports.conversations import (
     AnswerOf,
     ConversationName,
     ConversationScan,
+    ConversationSummary,
     Message,
     MessageQuery,
     NotThere,
@@ -83,6 +84,9 @@ class SqlConversations:
     ) -> tuple[Plan, ...]:
         rows = 2 + 2 * len(plans)
         return await self._write_with_answer(lambda c: _save_plans(c, conversation, plans, now_us), rows, True, answer)
+
+    async def list_conversations(self, namespace: str, after: str, limit: int) -> list[ConversationSummary]:
+        return await self._read(lambda c: _list_conversations(c, namespace, after, limit))
 
     async def list_plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
         return await self._read(lambda c: _read_plans(c, conversation, query))
@@ -139,6 +143,17 @@ class SqlConversations:
 def _find_row(connection: Connection, conversation: ConversationName) -> Row[Any] | None:
     named = (conversations.c.namespace == conversation.namespace) & (conversations.c.name == conversation.name)
     return connection.execute(select(conversations).where(named)).one_or_none()
+
+
+def _list_conversations(connection: Connection, namespace: str, after: str, limit: int) -> list[ConversationSummary]:
+    columns = conversations.c
+    statement = (
+        select(columns.name, columns.last_number, columns.completed, columns.create_time_us)
+        .where(columns.namespace == namespace, columns.name > after)
+        .order_by(columns.name)
+        .limit(limit)
+    )
+    return [ConversationSummary(*row) for row in connection.execute(statement)]
 
 
 def _get_number(connection: Connection, conversation: ConversationName) -> int:

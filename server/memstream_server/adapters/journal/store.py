@@ -356,8 +356,8 @@ class SqlJournal:
     async def count_fragments(self, uid: str, now_us: int | None = None) -> Counts:
         return await self._read(_count_fragments, uid, now_us, self._model)
 
-    async def list_events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
-        return await self._read(reads.read_events, uid, after_revision, limit)
+    async def list_events(self, uid: str, after_revision: int, limit: int, about: str = "") -> list[Recorded]:
+        return await self._read(reads.read_events, uid, after_revision, limit, about)
 
     # ---- versions
     async def list_versions(self, uid: str, fragment: str) -> list[Version]:

@@ -1,5 +1,6 @@
 // Suspicions: pairs of fragments that may not be true together, and the decision about each.
 
+import { readForm, remember, restoreForm } from "../address.js";
 import { call } from "../api.js";
 import { action, clipped, facts, field, given, h, select, show } from "../dom.js";
 import { CONFLICT_REASONS, fragmentLink } from "../events.js";
@@ -20,9 +21,11 @@ const DECISIONS = [
 
 export async function render({ place, signal, memory, query }) {
   const rights = await rightsIn(memory.namespace);
-  const list = select("list", LISTS, query.get("list") === "decided" ? "decided" : "open");
+  const list = select("list", LISTS, "open");
+  const form = h("form", { class: "filters" }, field("Suspicions", list));
+  restoreForm(form, query);
   const rows = h("div");
-  show(place, h("form", { class: "filters" }, field("Suspicions", list)),
+  show(place, form,
     h("p", { class: "quiet" }, "Statements of one speaker that share many words, suspected for the LLM to decide, or decided by somebody."),
     !rights.has("write") && h("p", { class: "quiet" }, "Your key does not have the right to decide (write)."), rows);
   const open = paged(rows, async (pageToken) => {
@@ -34,6 +37,7 @@ export async function render({ place, signal, memory, query }) {
   }, (conflicts, { texts, empty }) => empty ?? h("ol", { class: "conflicts", "data-list": list.value }, conflicts.map((record) =>
     new Pair(memory, record, texts, rights.has("write"), signal).root)), ROWS);
   list.addEventListener("change", () => {
+    remember({ ...readForm(form), page: null });
     open().catch((error) => { if (!signal.aborted) show(rows, h("p", { class: "problem", role: "alert" }, error.message)); });
   });
   return open();

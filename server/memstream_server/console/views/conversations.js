@@ -1,26 +1,17 @@
-// A conversation as a timeline: its messages, as they arrive, and its plans.
+// The conversations of a namespace; one as a timeline: its messages, as they arrive, and its plans.
 
-import { call, stream } from "../api.js";
+import { call } from "../api.js";
 import { append, clipped, field, given, h, show, table } from "../dom.js";
 import { count, enumName, link, time } from "../format.js";
 import { paged, PAGE_SIZE } from "../paging.js";
+import { sharedStream } from "../shared_stream.js";
 
 const LIVE_MAX = 200;
 
 export async function render({ place, signal, parts: [namespace = "", conversation = ""] }) {
-  const input = (name, value) => h("input", { name, type: "search", value, required: true, autocomplete: "off" });
-  const form = h("form", { class: "filters", role: "search" }, field("Namespace", input("namespace", namespace)),
-    field("Conversation", input("conversation", conversation)), h("button", { type: "submit", class: "main" }, "Open"));
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    const { elements } = form;
-    location.hash = link("conversations", elements.namespace.value.trim(), elements.conversation.value.trim());
-  });
+  if (!conversation) return showList(place, namespace, signal);
   const body = h("div");
-  show(place, form, body);
-  if (!namespace || !conversation) {
-    return show(body, h("p", { class: "empty" }, "Name a conversation: the server keeps no list of them. A memory's own sessions are in its timeline."));
-  }
+  show(place, h("p", null, h("a", { href: link("conversations", namespace) }, namespace), " / ", h("b", null, given(conversation))), body);
   const talk = { namespace, conversation };
   const messages = h("div");
   const fresh = h("ol", { class: "timeline", "aria-label": "New messages" });
@@ -35,6 +26,26 @@ export async function render({ place, signal, parts: [namespace = "", conversati
   await drawPlans(plans, talk, signal);
   follow(fresh, state, talk, last, signal);
   return undefined;
+}
+
+/** The conversations of a namespace; the namespace may have no memories, so it can be typed. */
+async function showList(place, asked, signal) {
+  const { namespaces = [] } = await call("MemoryService/ListNamespaces", { pageSize: 1_000 }, signal);
+  const namespace = asked || namespaces[0]?.name || "";
+  const input = h("input", { name: "namespace", type: "search", value: namespace, required: true, autocomplete: "off", list: "namespaces" });
+  const form = h("form", { class: "filters", role: "search" }, field("Namespace", input), h("datalist", { id: "namespaces" }, namespaces.map(({ name }) => h("option", { value: name }))),
+    h("button", { type: "submit" }, "Show"));
+  form.addEventListener("submit", (event) => { event.preventDefault(); location.hash = link("conversations", input.value.trim()); });
+  const rows = h("div");
+  show(place, form, rows);
+  if (!namespace) return show(rows, h("p", { class: "empty" }, "There is no conversation. AppendMessage begins one."));
+  return paged(rows, async (pageToken) => {
+    const answer = await call("ConversationService/ListConversations", { namespace, pageSize: PAGE_SIZE, pageToken }, signal);
+    return { rows: answer.conversations ?? [], next: answer.nextPageToken };
+  }, (found) => (found.length ? table("Conversations", ["Conversation", ["Last message", "number"], "State", "Begun"], h("tbody", null, found.map((one) => h("tr", null,
+    h("th", { scope: "row" }, h("a", { href: link("conversations", namespace, one.name) }, given(one.name))), h("td", { class: "number" }, Number(one.lastNumber ?? 0) ? `no. ${count(one.lastNumber)}` : "none"),
+    h("td", null, h("span", { class: one.completed ? "mark good" : "mark" }, one.completed ? "completed" : "open")), h("td", null, time(one.createTime))))))
+    : h("p", { class: "empty" }, "This namespace has no conversation. AppendMessage begins one.")))();
 }
 
 async function lastNumber(talk, signal) {
@@ -58,9 +69,13 @@ function entry(message) {
 
 async function follow(list, state, talk, afterNumber, signal) {
   try {
-    for await (const message of stream("ConversationService/WatchMessages", { ...talk, afterNumber }, signal)) {
+    let seen = afterNumber;
+    const request = () => ({ ...talk, afterNumber: seen });
+    for await (const message of sharedStream("ConversationService/WatchMessages", request, signal, ({ messages = [] }) => !messages.length)) {
       show(state, message.completed ? "The conversation is completed." : "live");
-      append(list, (message.messages ?? []).map(entry));
+      const messages = message.messages ?? [];
+      append(list, messages.map(entry));
+      if (messages.length) seen = messages.at(-1).number;
       while (list.children.length > LIVE_MAX) list.firstChild.remove();
     }
   } catch (error) {

@@ -2,17 +2,17 @@
 // forget, restore, pin, edit, supersede.
 
 import { call } from "../api.js";
-import { action, append, clipped, facts, field, given, h, notify, show, table, visible } from "../dom.js";
+import { action, append, clipped, confirmed, facts, field, given, h, hiddenMark, notify, show, table, visible } from "../dom.js";
 import { EVENT_HEADS, eventRow, fragmentLink } from "../events.js";
 import { count, decimal, enumName, metadataValue, tierName, time } from "../format.js";
-import { beginsAfter, concerns, PART_EVENTS, readLog } from "../history.js";
 import { textLater } from "../related.js";
 import { rightsIn } from "../session.js";
 import { findFragment } from "../why.js";
 import { drawVersions } from "./versions.js";
 
 const SOURCES_MAX = 20;
-const ROWS_MAX = 500;
+const ROWS_PART = 200;
+const DERIVED_MAX = 500;
 // Events that name another fragment but derive nothing from it.
 const RELATES = new Set(["SUPERSEDED", "SUPERSESSION_UNDONE", "CONFLICT_SUSPECTED", "CONFLICT_RESOLVED", "CONFLICT_ENDED"].map((name) => `EVENT_TYPE_${name}`));
 
@@ -34,9 +34,9 @@ class Page {
   async read() {
     try {
       const history = await this.readHistory();
-      const { fragment, revision } = history;
+      const { fragment } = history;
       this.draw(fragment, history);
-      show(this.rest, this.drawSources(fragment), this.drawLife(revision));
+      show(this.rest, this.drawSources(fragment), this.drawLife());
     } catch (error) {
       if (error.code !== "not_found") throw error;
       this.drawAbsent();
@@ -53,7 +53,7 @@ class Page {
     show(this.head, h("p", { class: "empty" }, "This fragment is forgotten, expired or gone."),
       h("p", null, given(this.id)),
       this.rights.has("forget") && action("Restore", () => this.restore()));
-    show(this.rest, this.drawLife(null));
+    show(this.rest, this.drawLife());
   }
 
   draw(fragment, history = null) {
@@ -62,7 +62,7 @@ class Page {
     const body = h("div", { class: "body" }, fragment.structured
       ? facts(Object.entries(fragment.structured).map(([name, value]) => [name, given(value, "content")]))
       : clipped(fragment.content ?? "", 4_000));
-    show(this.head, h("div", { class: "bar" }, this.drawActions(fragment, body)), this.drawSuperseded(fragment), body,
+    show(this.head, h("div", { class: "bar" }, this.drawActions(fragment, body)), this.drawSuperseded(fragment), drawHidden(fragment), body,
       fragment.mergedText && h("details", { class: "box" }, h("summary", null, "Merged text"), clipped(fragment.mergedText, 4_000)),
       drawFields(fragment, this.memory));
   }
@@ -83,6 +83,7 @@ class Page {
       // RestoreFragments needs the right to forget.
       fragment.supersededBy && this.rights.has("forget") && action("Undo the supersession", () => this.restore("It is current again.")),
       this.rights.has("forget") && action("Forget", () => this.forget(), "danger"),
+      this.rights.has("forget") && action("Erase …", () => this.erase(), "danger"),
     ];
   }
 
@@ -159,6 +160,13 @@ class Page {
     notify(Number(forgotten ?? 0) ? "Forgotten. It can be restored within the grace period of the policy." : "It was forgotten already.");
   }
 
+  async erase() {
+    const word = this.id.slice(-8);
+    if (!(await confirmed("Erase this fragment with its vector, its versions and all that derives from it, from every file. Nobody can restore it.", word))) return;
+    const { operation } = await call("MemoryService/EraseFragments", { ...this.memory, ids: [this.id], requestId: crypto.randomUUID?.() }, this.signal);
+    notify(`The erasure has started as operation ${operation.id}.`);
+  }
+
   async restore(done = "Restored.") {
     const { restored } = await call("MemoryService/RestoreFragments", { ...this.memory, ids: [this.id] }, this.signal);
     if (!Number(restored ?? 0)) return notify("It cannot be restored: it is gone, or its tier has no room.", "bad");
@@ -177,61 +185,54 @@ class Page {
       ids.length > SOURCES_MAX && h("p", { class: "quiet" }, `The first ${SOURCES_MAX} are listed.`));
   }
 
-  /** The life of the fragment; `revision` is where the log ends, null if it must be asked. */
-  drawLife(revision) {
-    const state = h("p", { class: "quiet", role: "status" });
-    const body = h("tbody");
-    const derived = h("ul", { class: "related" });
-    const more = h("span");
-    const life = { body, derived, state, more, seen: new Set(), read: 0, cursor: null, revision, kept: "" };
+  /** The events that concern the fragment, and what derives from it. */
+  drawLife() {
+    const life = { body: h("tbody"), derived: h("ul", { class: "related" }), state: h("p", { class: "quiet", role: "status" }), more: h("span"), seen: new Set(), token: "", events: 0 };
     this.readOn(life);
     return [
-      h("section", null, h("h2", null, "Life"), table("Events of this fragment", EVENT_HEADS, body, "steps"),
-        h("div", { class: "bar" }, state, more)),
-      h("section", null, h("h2", null, "What derives from it"), derived),
+      h("section", null, h("h2", null, "Life"), table("Events of this fragment", EVENT_HEADS, life.body, "steps"),
+        h("div", { class: "bar" }, life.state, life.more)),
+      h("section", null, h("h2", null, "What derives from it"), life.derived),
     ];
   }
 
   async readOn(life) {
     show(life.more);
+    show(life.state, "The log is searched …");
+    const until = life.events + ROWS_PART;
     try {
-      if (!life.cursor) {
-        const { memory } = await call("MemoryService/GetMemory", this.memory, this.signal);
-        life.revision ??= memory.revision ?? "0";
-        life.cursor = { memoryUid: memory.uid, revision: "0" };
-      }
-      const found = await readLog(this.memory, [], life.cursor, life.revision, this.signal,
-        (events, read) => this.addEvents(life, events.filter((event) => concerns(event, this.id)), life.read + read));
-      life.read += found.read;
-      life.cursor = found.cursor;
-      show(life.state, `${count(life.body.rows.length)} events, among ${count(life.read)} of the memory.${life.kept}`);
-      if (!found.whole) show(life.more, action(`Read ${count(PART_EVENTS)} more`, () => this.readOn(life)));
+      do {
+        const answer = await call("MemoryService/ListFragmentEvents", { ...this.memory, id: this.id, pageSize: ROWS_PART, pageToken: life.token }, this.signal);
+        life.token = answer.nextPageToken ?? "";
+        const pruned = Number(answer.prunedRevision ?? 0);
+        life.kept = pruned ? ` Events up to revision ${count(pruned)} are no longer kept.` : "";
+        for (const event of answer.events ?? []) {
+          append(life.body, eventRow(event, this.memory));
+          this.addDerived(event, life);
+          life.events += 1;
+        }
+      } while (life.token && life.events < until);
+      show(life.state, `${count(life.events)} events.${life.kept}`);
+      if (life.token) show(life.more, action("Read more", () => this.readOn(life)));
       else if (!life.derived.children.length) append(life.derived, h("li", { class: "empty" }, "nothing"));
     } catch (error) {
-      if (this.signal.aborted) return undefined;
-      const begin = beginsAfter(error, life.cursor ?? {});
-      if (!begin) return show(life.state, error.message);
-      life.cursor = begin;
-      life.kept = ` Events up to revision ${count(begin.revision)} are no longer kept.`;
-      return this.readOn(life);
+      if (!this.signal.aborted) show(life.state, error.message);
     }
-  }
-
-  addEvents(life, events, read) {
-    for (const event of events) {
-      if (life.body.rows.length < ROWS_MAX) append(life.body, eventRow(event, this.memory));
-      this.addDerived(event, life);
-    }
-    show(life.state, `${count(read)} events of the memory read …`);
   }
 
   addDerived(event, life) {
     const derives = event.fragmentId && event.fragmentId !== this.id && !RELATES.has(event.type) && (event.otherId === this.id || (event.sources ?? []).includes(this.id));
-    if (!derives || life.seen.has(event.fragmentId) || life.seen.size === ROWS_MAX) return;
+    if (!derives || life.seen.has(event.fragmentId) || life.seen.size === DERIVED_MAX) return;
     life.seen.add(event.fragmentId);
     const how = event.otherId === this.id ? enumName(event.type, "EVENT_TYPE_") : `${enumName(event.type, "EVENT_TYPE_")} with it as a source`;
     append(life.derived, h("li", null, fragmentLink(this.memory, event.fragmentId), ` ${how}`));
   }
+}
+
+/** Which characters of the fragment nobody sees; the texts below have them written out. */
+function drawHidden(fragment) {
+  const mark = hiddenMark(fragment);
+  return mark && h("p", null, mark, ` It has characters that nobody sees, written out below: ${fragment.hiddenCharacters.join(", ")}.`);
 }
 
 function drawFields(fragment, memory) {

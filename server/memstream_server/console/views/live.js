@@ -1,7 +1,7 @@
 // One memory as it changes: its tiers, and every step with its reason. Bounded: rows leave at the end of the table.
 
 import { call } from "../api.js";
-import { append, field, given, h, notify, select, show, table, visible, cut } from "../dom.js";
+import { append, field, given, h, hiddenMark, notify, select, show, table, visible, cut } from "../dom.js";
 import { EVENT_HEADS, eventName, eventRow, fragmentLink, revisionOf } from "../events.js";
 import { bytes, count, enumName, textOf } from "../format.js";
 import { spendingBox } from "../spending.js";
@@ -248,5 +248,5 @@ function cardOf(fragment, memory, key) {
   return h("li", { "data-key": key, class: "card" },
     h("bdi", { class: "content", dir: "auto" }, visible(shown)),
     h("span", { class: "quiet" }, fragmentLink(memory, fragment.id), fragment.speaker && [" ", given(fragment.speaker)],
-      hits > 0 && ` enhanced ${count(hits)}×`, fragment.pinned && " pinned", fragment.supersededBy && " superseded"));
+      hits > 0 && ` enhanced ${count(hits)}×`, " ", hiddenMark(fragment), fragment.pinned && " pinned", fragment.supersededBy && " superseded"));
 }

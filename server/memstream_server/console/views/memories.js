@@ -1,9 +1,12 @@
 // The memories of a namespace: names, labels, sizes and backlog, a page at a time.
 
+import { remember } from "../address.js";
 import { call } from "../api.js";
+import { createBox } from "../creating.js";
 import { field, given, h, notify, select, show, table, visible } from "../dom.js";
 import { bytes, count, enumName, link, time } from "../format.js";
 import { paged, PAGE_SIZE } from "../paging.js";
+import { rightsIn } from "../session.js";
 
 const NAMESPACES_MAX = 1_000;
 const COUNTS_AT_ONCE = 4;
@@ -11,7 +14,10 @@ const TYPING_MS = 200;
 
 export async function render({ place, signal, query }) {
   const { namespaces = [], nextPageToken } = await call("MemoryService/ListNamespaces", { pageSize: NAMESPACES_MAX }, signal);
-  if (!namespaces.length) return show(place, h("p", { class: "empty" }, "There are no memories that you may read."));
+  if (!namespaces.length) {
+    const rights = await rightsIn("default");
+    return show(place, h("p", { class: "empty" }, "There are no memories that you may read."), rights.has("write") && createBox("default", signal, true));
+  }
   const asked = query.get("namespace");
   const names = namespaces.map(({ name }) => name);
   const first = asked ?? names[0];
@@ -25,10 +31,11 @@ export async function render({ place, signal, query }) {
     field("Label", label, "Enter adds it"), h("button", { type: "submit" }, "Show"));
   const chosen = h("p", { class: "labels", "aria-label": "Chosen labels", role: "group", hidden: true });
   const chosenSpace = namespaces.find(({ name }) => name === namespace.value);
-  show(place, form, chosenSpace && sizeOf(chosenSpace), chosen, nextPageToken && h("p", { class: "quiet" }, `The first ${count(NAMESPACES_MAX)} namespaces are listed.`), rows);
+  const may = await rightsIn(namespace.value);
+  show(place, may.has("write") && createBox(namespace.value, signal), form, chosenSpace && sizeOf(chosenSpace), chosen, nextPageToken && h("p", { class: "quiet" }, `The first ${count(NAMESPACES_MAX)} namespaces are listed.`), rows);
 
   const counts = countsOf(signal);
-  const labels = new Map();
+  const labels = new Map(query.getAll("label").map((pair) => pair.match(/^([^=]+)=(.*)$/s)?.slice(1)).filter(Boolean));
   const open = paged(rows, async (pageToken) => {
     const request = { namespace: namespace.value, namePrefix: prefix.value.trim(), labels: Object.fromEntries(labels), pageSize: PAGE_SIZE, pageToken };
     const answer = await call("MemoryService/ListMemories", request, signal);
@@ -42,17 +49,24 @@ export async function render({ place, signal, query }) {
   });
 
   let typing;
-  const reopen = () => open().catch((error) => { if (!signal.aborted) notify(error.message, "bad"); });
+  const reopen = () => {
+    rememberFilters(prefix.value.trim(), labels);
+    return open().catch((error) => { if (!signal.aborted) notify(error.message, "bad"); });
+  };
 
   /** Lists only memories with this label too; a value of null ends that. */
   function choose(key, value) {
     if (value === null) labels.delete(key);
     else labels.set(key, value);
+    drawChosen();
+    reopen();
+  }
+
+  function drawChosen() {
     chosen.hidden = labels.size === 0;
     show(chosen, [...labels].map(([name, text]) => h("button", {
       type: "button", class: "label", "aria-label": `List without ${visible(name)}=${visible(text)}`, onclick: () => choose(name, null),
     }, given(`${name}=${text}`), " ×")));
-    reopen();
   }
 
   function submit() {
@@ -67,7 +81,13 @@ export async function render({ place, signal, query }) {
   namespace.addEventListener("change", () => { location.hash = link("namespace", namespace.value); });
   prefix.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(reopen, TYPING_MS); });
   form.addEventListener("submit", (event) => { event.preventDefault(); clearTimeout(typing); submit(); });
+  drawChosen();
   return open();
+}
+
+/** Writes the filters into the address: a prefix, and any number of labels. */
+function rememberFilters(prefix, labels) {
+  remember({ prefix, page: null, label: null }, null, [...labels].map(([key, value]) => ["label", `${key}=${value}`]));
 }
 
 const NEAR = 0.9;

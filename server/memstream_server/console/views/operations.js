@@ -5,7 +5,7 @@ import { action, append, h, notify, show, table, visible } from "../dom.js";
 import { count, enumName, time } from "../format.js";
 import { paged, PAGE_SIZE } from "../paging.js";
 import { rightsIn } from "../session.js";
-import { pause } from "../watch.js";
+import { pause } from "../shared_stream.js";
 
 const POLL_MS = 2_000;
 const RIGHT_OF = { reindex: "admin", purge: "forget", erase: "forget", reflect: "write", import: "write" };
@@ -17,7 +17,10 @@ const cancelled = new Set();
 export async function render({ place, signal }) {
   const rows = new Map();
   const list = h("div");
-  show(place, list);
+  const everywhere = await rightsIn("");
+  show(place, h("div", { class: "bar" }, everywhere.has("forget") && action("Purge all namespaces", () => begin("OperationService/StartPurge", {})),
+    everywhere.has("admin") && [action("Rebuild the index", () => begin("OperationService/StartReindex", {})), action("Compute missing vectors", () => begin("OperationService/StartReindex", { missing: true })),
+      action("Compute all vectors again", () => begin("OperationService/StartReindex", { embed: true }))]), list);
   const open = paged(list, async (pageToken) => {
     const answer = await call("OperationService/ListOperations", { pageSize: PAGE_SIZE, pageToken }, signal);
     return { rows: answer.operations ?? [], next: answer.nextPageToken };
@@ -33,6 +36,10 @@ export async function render({ place, signal }) {
     }
     return table("Operations, newest first", ["Operation", "Where", "State", "Progress", "Started", "Ended", "Error", h("span", { class: "away" }, "Cancel")], body);
   });
+  const begin = async (method, request) => {
+    await call(method, { ...request, requestId: crypto.randomUUID?.() }, signal);
+    await open();
+  };
   await open();
   poll(rows, open, signal);
 }

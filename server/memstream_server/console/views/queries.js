@@ -5,7 +5,7 @@ import { clipped, given, h, notify, show, table } from "../dom.js";
 import { count, textOf, time } from "../format.js";
 import { paged, PAGE_SIZE } from "../paging.js";
 import { rightsIn } from "../session.js";
-import { pause } from "../watch.js";
+import { pause } from "../shared_stream.js";
 
 const POLL_MS = 2_000;
 const HEADS = ["Query", "Filter", "Session", "Opened by", "Opened", "Last change", ["Messages", "number"], ["Results", "number"]];

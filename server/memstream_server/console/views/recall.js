@@ -1,21 +1,21 @@
 // The recall desk: a query, its ranking with every score as the sum of its parts, and what is missing from it.
 
+import { readForm, remember, restoreForm } from "../address.js";
 import { call } from "../api.js";
-import { action, clipped, field, given, h, notify, select, show, table } from "../dom.js";
+import { action, clipped, field, given, h, hiddenMark, notify, select, show, table } from "../dom.js";
 import { CONFLICT_REASONS, fragmentLink } from "../events.js";
-import { count, decimal, enumName, link, textOf, tierName, time, timeIn } from "../format.js";
+import { filterFields, readFilter } from "../fragment_filter.js";
+import { count, decimal, enumName, link, metadataValue, textOf, tierName, time, timeIn } from "../format.js";
 import { textLater } from "../related.js";
 import { bar, legend, partsTable, scaleOf } from "../score.js";
 import { rightsIn } from "../session.js";
 import { explainAbsence, findByText, STAGES } from "../why.js";
 
 const NEAR_MISSES = 20;
-const TIERS = [["", "any"], ["TIER_SENSORY", "sensory"], ["TIER_SHORT_TERM", "short-term"], ["TIER_LONG_TERM", "long-term"]];
-
 const TRUTHS = [["", "by policy"], ["TRUTH_CURRENT", "current"], ["TRUTH_ALL", "all"]];
 const CURRENT = "TRUTH_STATUS_CURRENT";
 
-export async function render({ place, signal, memory }) {
+export async function render({ place, signal, memory, query }) {
   const rights = await rightsIn(memory.namespace);
   if (!rights.has("recall")) {
     return show(place, h("p", { class: "empty" }, "Your key does not have the right to recall in this namespace."));
@@ -25,32 +25,40 @@ export async function render({ place, signal, memory }) {
   const compare = h("button", { type: "button", "aria-pressed": "false" }, "Compare two queries");
   const first = new Pane(memory, limits, rights, signal, "1");
   let second = null;
+  const compareWith = (pane) => {
+    second?.root.remove();
+    second = pane;
+    if (pane) panes.append(pane.root);
+    compare.setAttribute("aria-pressed", String(pane !== null));
+  };
   compare.addEventListener("click", () => {
-    if (second) {
-      second.root.remove();
-      second = null;
-    } else {
-      second = new Pane(memory, limits, rights, signal, "2");
-      second.copy(first);
-      panes.append(second.root);
-    }
-    compare.setAttribute("aria-pressed", String(second !== null));
+    const former = second;
+    compareWith(former ? null : new Pane(memory, limits, rights, signal, "2"));
+    if (second) second.copy(first);
+    else remember(Object.fromEntries(Object.keys(readForm(former.form, "2.")).map((name) => [name, null])));
   });
   panes.append(first.root);
   show(place, h("div", { class: "bar" }, compare, h("span", { class: "quiet" }, rights.has("observe") ? "Asking here changes nothing, unless you let it reinforce." : "Asking here changes nothing.")), panes);
   first.form.elements.text.focus({ preventScroll: true });
+  // A link, and Back, have the queries: they are asked again, and change nothing.
+  if (query.get("2.text")) compareWith(new Pane(memory, limits, rights, signal, "2"));
+  await Promise.all([[first, ""], [second, "2."]].map(([pane, prefix]) => pane?.restore(query, prefix)));
   return undefined;
 }
 
 /** One query and its answer. */
 class Pane {
   constructor(memory, limits, rights, signal, name) {
-    Object.assign(this, { memory, limits, mayReinforce: rights.has("observe"), mayWrite: rights.has("write"), signal });
+    Object.assign(this, { memory, limits, mayReinforce: rights.has("observe"), mayWrite: rights.has("write"), signal, prefix: name === "1" ? "" : `${name}.` });
     this.answer = h("div", { class: "answer", "aria-live": "off" });
     this.status = h("p", { class: "away", role: "status" });
     this.form = this.drawForm();
     this.root = h("section", { class: "pane", "aria-label": `Query ${name}` }, this.form, this.status, this.answer);
-    this.form.addEventListener("submit", (event) => { event.preventDefault(); this.ask(); });
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      remember(readForm(this.form, this.prefix));
+      this.ask();
+    });
   }
 
   drawForm() {
@@ -68,17 +76,18 @@ class Pane {
       h("div", { class: "fields" },
         field("Limit", input("limit", "number", { min: 1, max: this.limits.recallLimitMax, placeholder: "policy" })),
         field("Token budget", input("tokens", "number", { min: 1, placeholder: "none" })),
-        field("Session", input("session", "text")), field("Speaker", input("speaker", "text")),
-        field("Tier", select("tier", TIERS)),
-        field("Perceived from", input("from", "datetime-local")), field("before", input("to", "datetime-local")),
         field("Minimum relevance", input("relevance", "number", { min: 0, max: 1, step: "any", placeholder: "policy" })),
         field("Truth", select("truth", TRUTHS)), field("As of", asOf[0]), field("or revision", asOf[1]),
-        field("Time zone", input("zone", "text", { value: browserZone(), placeholder: "UTC", spellcheck: "false" }))),
+        field("Time zone", input("zone", "text", { value: browserZone(), placeholder: "UTC", spellcheck: "false", "data-always": "" }))),
+      h("details", { class: "more" }, h("summary", null, "Filter and weights"),
+        h("div", { class: "fields" }, filterFields(),
+          [["alpha", "Weight of recency"], ["beta", "of relevance"], ["gamma", "of importance"]].map(([name, label]) => field(label, input(name, "number", { min: 0, max: 100, step: "any", placeholder: "policy" }))))),
       h("div", { class: "bar" },
         h("button", { type: "submit", class: "main" }, "Recall"),
         h("label", { class: "check" }, input("fold", "checkbox", { checked: true }), "fold repeats"),
         h("label", { class: "check" }, input("interpret", "checkbox", { checked: true }), "interpret phrases of time"),
-        this.mayReinforce && h("label", { class: "check" }, input("reinforce", "checkbox"), "reinforce")));
+        // No link reinforces: who opens it may not want to.
+        this.mayReinforce && h("label", { class: "check" }, input("reinforce", "checkbox", { "data-secret": "" }), "reinforce")));
   }
 
   /** Takes the values of another pane. */
@@ -90,15 +99,18 @@ class Pane {
     }
   }
 
-  /** The query of the form. */
+  /** Takes the query of an address, and asks it. */
+  async restore(query, prefix) {
+    restoreForm(this.form, query, prefix);
+    const [details] = this.form.getElementsByTagName("details");
+    details.open = [...details.querySelectorAll("[name]")].some((control) => query.get(prefix + control.name));
+    if (query.get(`${prefix}text`)) await this.ask();
+  }
+
+  /** The query of the form. Throws an Error for a filter that cannot be read. */
   readQuery() {
     const { elements } = this.form;
-    const filter = {};
-    if (elements.session.value.trim()) filter.sessions = [elements.session.value.trim()];
-    if (elements.speaker.value.trim()) filter.speakers = [elements.speaker.value.trim()];
-    if (elements.tier.value) filter.tiers = [elements.tier.value];
-    if (elements.from.value) filter.observeTimeMin = new Date(elements.from.value).toISOString();
-    if (elements.to.value) filter.observeTimeMax = new Date(elements.to.value).toISOString();
+    const filter = readFilter(elements);
     const query = { text: elements.text.value, filter, explain: true, nearMisses: NEAR_MISSES, reinforce: Boolean(elements.reinforce?.checked) };
     if (!elements.fold.checked) query.fold = false;
     if (!elements.interpret.checked) query.interpretTime = false;
@@ -109,11 +121,18 @@ class Pane {
     if (elements.limit.value) query.limit = Number(elements.limit.value);
     if (elements.tokens.value) query.tokenBudget = Number(elements.tokens.value);
     if (elements.relevance.value) query.minRelevance = Number(elements.relevance.value);
+    const weights = Object.fromEntries(["alpha", "beta", "gamma"].filter((name) => elements[name].value).map((name) => [name, Number(elements[name].value)]));
+    if (Object.keys(weights).length) query.weights = weights;
     return query;
   }
 
   async ask() {
-    const query = this.readQuery();
+    let query;
+    try {
+      query = this.readQuery();
+    } catch (error) {
+      return show(this.answer, h("p", { class: "problem", role: "alert" }, error.message));
+    }
     this.asked?.abort(); // a second query replaces the first
     const asked = new AbortController();
     this.asked = asked;
@@ -125,12 +144,13 @@ class Pane {
       const answer = await call("StreamService/RecallOnce", { ...this.memory, query }, signal);
       this.draw(answer, query, performance.now() - began);
     } catch (error) {
-      if (signal.aborted) return;
+      if (signal.aborted) return undefined;
       show(this.status, "failed");
-      show(this.answer, h("p", { class: "problem", role: "alert" }, error.message));
+      return show(this.answer, h("p", { class: "problem", role: "alert" }, error.message));
     } finally {
       if (this.asked === asked) this.answer.removeAttribute("aria-busy");
     }
+    return undefined;
   }
 
   draw({ recollections: parts = {}, done = {} }, query, elapsedMs) {
@@ -144,7 +164,7 @@ class Pane {
       ranked.length ? h("ol", { class: "ranking" }, ranked.map((each) => this.drawRecollection(each, scale)))
         : h("p", { class: "empty" }, "Nothing in this memory answers the query."),
       this.drawWhy(query, ranked.length),
-      drawMisses(done.nearMisses ?? [], this.memory, (id) => this.explain(id)),
+      drawMisses(done.nearMisses ?? [], this.memory, this.signal, (id) => this.explain(id)),
       this.drawWorking(parts));
   }
 
@@ -173,7 +193,7 @@ class Pane {
       h("div", null, clipped(textOf(fragment))),
       h("p", { class: "quiet meta" }, fragmentLink(this.memory, fragment.id), fragment.speaker && [" · ", given(fragment.speaker)],
         ` · ${tierName(fragment.tier)} · `, time(fragment.observeTime), fragment.session && [" · ", given(fragment.session)],
-        ` · relevance ${decimal(each.relevance)} `,
+        ` · relevance ${decimal(each.relevance)} · importance ${decimal(fragment.importance, 2)} `, drawMetadata(fragment), hiddenMark(fragment),
         each.status && each.status !== CURRENT && h("span", { class: "mark warn" }, statusName(each.status)),
         each.truncated && h("span", { class: "mark" }, "truncated")),
       drawChain(each, this.memory, this.signal),
@@ -188,13 +208,13 @@ class Pane {
   drawWhy(query, shown) {
     const input = h("input", { type: "text", name: "id", autocomplete: "off", spellcheck: "false", required: true });
     const result = h("div", { role: "status" });
-    const form = h("form", { class: "why" }, field("Why not this one?", input, "a fragment's id, external id or text"),
+    const form = h("form", { class: "why" }, field("Why not this one?", input, "its id, the end of its id, its external id, or a piece of its text; also of a forgotten one"),
       h("button", { type: "submit" }, "Explain"));
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       show(result, "asking");
       try {
-        const fragment = await findByText(this.memory, input.value.trim(), this.signal, momentOf(query), this.limits.recallLimitMax);
+        const fragment = await findByText(this.memory, input.value.trim(), this.signal, momentOf(query));
         const found = await explainAbsence(this.memory, query, fragment, shown, this.limits.recallLimitMax, this.signal);
         this.drawReason(result, fragment, found);
       } catch (error) {
@@ -283,9 +303,14 @@ function drawSuspicion({ newerId, olderId, reason }, id, memory, signal) {
     " ", h("a", { href: link("m", memory.namespace, memory.memory, "conflicts") }, "conflicts"));
 }
 
-function drawMisses(misses, memory, explain) {
+/** The metadata of a fragment, as labels. */
+function drawMetadata({ metadata = {} }) {
+  return Object.entries(metadata).map(([name, value]) => given(`${name}=${metadataValue(value)}`, "label"));
+}
+
+function drawMisses(misses, memory, signal, explain) {
   if (!misses.length) return null;
-  const rows = misses.map((miss) => h("tr", null, h("td", null, fragmentLink(memory, miss.fragmentId)),
+  const rows = misses.map((miss) => h("tr", null, h("td", { class: "text" }, textLater(memory, miss.fragmentId, signal, 200), " ", fragmentLink(memory, miss.fragmentId)),
     h("td", null, h("span", { class: "mark" }, miss.stage)), h("td", { class: "number" }, miss.score === undefined ? "" : decimal(miss.score)),
     h("td", { class: "number" }, miss.relevance === undefined ? "" : decimal(miss.relevance)), h("td", { class: "quiet" }, STAGES[miss.stage] ?? "", miss.supersededBy && [": ", fragmentLink(memory, miss.supersededBy)]),
     h("td", null, h("button", { type: "button", class: "link", onclick: () => explain(miss.fragmentId) }, "explain"))));

@@ -1,5 +1,6 @@
 // The sessions of a memory, the one with the latest observation first, a page at a time.
 
+import { readForm, remember, restoreForm } from "../address.js";
 import { call } from "../api.js";
 import { field, given, h, show, table } from "../dom.js";
 import { count, link, time } from "../format.js";
@@ -7,12 +8,13 @@ import { paged, PAGE_SIZE } from "../paging.js";
 
 const HEADS = ["Session", "First observation", "Last observation", ["Fragments", "number"], "Speakers"];
 
-export async function render({ place, signal, memory }) {
+export async function render({ place, signal, memory, query }) {
   const prefix = h("input", { name: "prefix", type: "search", autocomplete: "off" });
   const from = h("input", { name: "from", type: "datetime-local" });
   const to = h("input", { name: "to", type: "datetime-local" });
   const form = h("form", { class: "filters", role: "search" }, field("Name begins with", prefix),
     field("Active from", from), field("before", to), h("button", { type: "submit" }, "Show"));
+  restoreForm(form, query);
   const rows = h("div");
   show(place, form, rows);
   const open = paged(rows, async (pageToken) => {
@@ -25,6 +27,7 @@ export async function render({ place, signal, memory }) {
     : h("p", { class: "empty" }, "No session matches. An observation names its session itself.")));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
+    remember({ ...readForm(form), page: null });
     open().catch((error) => { if (!signal.aborted) show(rows, h("p", { class: "problem", role: "alert" }, error.message)); });
   });
   return open();

@@ -1,47 +1,32 @@
 // The fragments of a memory in order of receipt, under their sessions, a page at a time.
 
+import { readForm, remember, restoreForm } from "../address.js";
 import { call } from "../api.js";
-import { clipped, field, given, h, select, show } from "../dom.js";
+import { clipped, given, h, hiddenMark, show } from "../dom.js";
 import { fragmentLink } from "../events.js";
+import { filterFields, readFilter } from "../fragment_filter.js";
 import { count, decimal, enumName, textOf, tierName, time } from "../format.js";
 import { paged, PAGE_SIZE } from "../paging.js";
 import { sessionLink } from "./sessions.js";
 
-const TIERS = [["", "any"], ["TIER_SENSORY", "sensory"], ["TIER_SHORT_TERM", "short-term"], ["TIER_LONG_TERM", "long-term"]];
-const KINDS = [["", "any"], ["FRAGMENT_KIND_OBSERVATION", "observation"], ["FRAGMENT_KIND_INSIGHT", "insight"]];
-
 export async function render({ place, signal, memory, query }) {
-  const text = (name, type = "text") => h("input", { name, type, value: query.get(name) ?? "", autocomplete: "off" });
-  const forgotten = h("input", { type: "checkbox", name: "forgotten", checked: query.get("forgotten") === "1" });
-  const form = h("form", { class: "filters", role: "search" },
-    field("Session", text("session", "search")), field("Speaker", text("speaker")), field("Tier", select("tier", TIERS)),
-    field("Kind", select("kind", KINDS)), field("Perceived from", text("from", "datetime-local")), field("before", text("to", "datetime-local")),
-    h("label", { class: "check" }, forgotten, "forgotten ones"), h("button", { type: "submit" }, "Show"));
+  const form = h("form", { class: "filters", role: "search" }, filterFields(),
+    h("label", { class: "check" }, h("input", { type: "checkbox", name: "forgotten" }), "forgotten ones"), h("button", { type: "submit" }, "Show"));
+  restoreForm(form, query);
+  form.elements.session.dataset.exact = query.get("session") ?? "";
   const rows = h("div");
   show(place, form, rows);
   const open = paged(rows, async (pageToken) => {
-    const request = { ...memory, filter: readFilter(form.elements, query.get("session")), forgotten: forgotten.checked, pageSize: PAGE_SIZE, pageToken };
+    const request = { ...memory, filter: readFilter(form.elements), forgotten: form.elements.forgotten.checked, pageSize: PAGE_SIZE, pageToken };
     const answer = await call("MemoryService/ListFragments", request, signal);
     return { rows: answer.fragments ?? [], next: answer.nextPageToken };
   }, (fragments) => (fragments.length ? bySession(fragments, memory) : h("p", { class: "empty" }, "No fragment matches.")));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
+    remember({ ...readForm(form), page: null });
     open().catch((error) => { if (!signal.aborted) show(rows, h("p", { class: "problem", role: "alert" }, error.message)); });
   });
   return open();
-}
-
-/** `linked`: the session of the address, which may have spaces at its ends. */
-function readFilter(elements, linked) {
-  const filter = {};
-  const session = elements.session.value;
-  if (session.trim()) filter.sessions = [session === linked ? session : session.trim()];
-  if (elements.speaker.value.trim()) filter.speakers = [elements.speaker.value.trim()];
-  if (elements.tier.value) filter.tiers = [elements.tier.value];
-  if (elements.kind.value) filter.kinds = [elements.kind.value];
-  if (elements.from.value) filter.observeTimeMin = new Date(elements.from.value).toISOString();
-  if (elements.to.value) filter.observeTimeMax = new Date(elements.to.value).toISOString();
-  return filter;
 }
 
 /** Runs of one session, each under a heading. */
@@ -72,7 +57,7 @@ function entry(fragment, memory) {
   return h("li", null,
     h("div", { class: "when" }, time(fragment.observeTime, false), h("br"), fragmentLink(memory, fragment.id)),
     h("div", null, fragment.speaker && h("b", null, given(fragment.speaker), " "), clipped(textOf(fragment)),
-      h("p", { class: "quiet meta" }, tierName(fragment.tier), " ",
+      h("p", { class: "quiet meta" }, tierName(fragment.tier), " ", hiddenMark(fragment),
         fragment.kind === "FRAGMENT_KIND_INSIGHT" && h("span", { class: "mark" }, enumName(fragment.kind, "FRAGMENT_KIND_")),
         fragment.pinned && h("span", { class: "mark" }, "pinned"), fragment.supersededBy && h("span", { class: "mark" }, "superseded"),
         fragment.forgetTime && h("span", { class: "mark warn" }, "forgotten"),

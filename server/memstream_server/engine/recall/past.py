@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memstream_server.core.enhancement import merged_text
-from memstream_server.core.filters import Filter, passes
-from memstream_server.core.policy import Truth
+from memstream_server.core.listing import Listing
 from memstream_server.core.timeline import Loss, NotKept, Timeline
-from memstream_server.core.values import Enhancement, Fragment, Held, Tier, TruthStatus
+from memstream_server.core.values import Enhancement, Fragment, Held, Tier
 from memstream_server.engine import lifecycle
 from memstream_server.engine.errors import CursorCompacted, CursorVoid, FragmentNotFound, JournalUnavailable
 from memstream_server.engine.memory.working_set import WorkingSet
@@ -237,11 +236,9 @@ class Past:
         namespace: str,
         name: str,
         as_of: AsOf,
-        chosen: Filter,
-        forgotten: bool,
+        listing: Listing,
         after: int,
         limit: int,
-        truth: Truth = Truth.ALL,
     ) -> tuple[list[Fragment], int | None, int, str]:
         """As Fragments.list_page, of the past. Raises CursorCompacted, CursorVoid."""
         moment = await self._open(namespace, name, as_of)
@@ -252,10 +249,11 @@ class Past:
         while True:
             query = FragmentQuery(forgotten=None, after=after, limit=PAGE)
             page = await self._storage.journal.list_fragments(record.uid, query)
-            built = [one for one in await moment.rebuild_all(page) if (one.forget_time_us is not None) == forgotten]
-            for fragment in built if forgotten else lifecycle.drop_expired(built, record, moment.time_us):
-                current = truth is Truth.ALL or fragment.status_at(moment.time_us) is TruthStatus.CURRENT
-                if current and passes(fragment, chosen):
+            built = [
+                one for one in await moment.rebuild_all(page) if (one.forget_time_us is not None) == listing.forgotten
+            ]
+            for fragment in built if listing.forgotten else lifecycle.drop_expired(built, record, moment.time_us):
+                if listing.has(fragment, moment.time_us):
                     found.append(fragment)
                     if len(found) > limit:
                         return found[:limit], found[limit - 1].position, revision, record.uid

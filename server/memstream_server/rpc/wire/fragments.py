@@ -10,6 +10,8 @@ from google.protobuf.message import Message
 from memstream.v1 import event_pb2, fragment_pb2, memory_service_pb2, stream_service_pb2
 from memstream_server.core.events import Event, EventType, Imported, Reason
 from memstream_server.core.filters import Filter, Unmatched
+from memstream_server.core.hidden_text import list_hidden
+from memstream_server.core.listing import Order
 from memstream_server.core.policy import Truth
 from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Role, Tier, TruthStatus
 from memstream_server.engine.requests import AsOf, fragment_etag
@@ -23,6 +25,7 @@ from memstream_server.rpc.wire.scalars import Enums
 TIERS = Enums(fragment_pb2.Tier, Tier)
 KINDS = Enums(fragment_pb2.FragmentKind, FragmentKind)
 EVENT_TYPES = Enums(event_pb2.EventType, EventType)
+ORDERS = Enums(fragment_pb2.FragmentOrder, Order)
 ROLES = Enums(fragment_pb2.Role, Role)
 TRUTHS = Enums(fragment_pb2.Truth, Truth)
 STATUSES = Enums(fragment_pb2.TruthStatus, TruthStatus)
@@ -83,6 +86,17 @@ def write_fragment(message: fragment_pb2.Fragment, fragment: Fragment) -> None:
         scalars.write_time(message.valid_until, fragment.valid_until_us)
     if fragment.metadata:
         scalars.write_metadata(message.metadata, fragment.metadata)
+    message.hidden_characters.extend(list_hidden(_list_texts(fragment)))
+
+
+def _list_texts(fragment: Fragment) -> list[str]:
+    """All texts of a client in a fragment; `content` has the parts of a structured one too."""
+    texts = [fragment.content, fragment.speaker, fragment.session, fragment.external_id]
+    for key, value in fragment.metadata:
+        texts.append(key)
+        if isinstance(value, str):
+            texts.append(value)
+    return texts
 
 
 def write_version(message: memory_service_pb2.FragmentVersion, version: Version) -> None:

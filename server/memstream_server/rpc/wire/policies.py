@@ -6,6 +6,7 @@ google.protobuf.Duration) there. One walk over the tunables therefore handles th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from functools import lru_cache
@@ -13,10 +14,11 @@ from typing import Any, Literal
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from memstream.v1 import memory_pb2 as pb
-from memstream.v1.memory_service_pb2 import CreateMemoryRequest, Namespace, StoredBytes
+from memstream.v1.memory_service_pb2 import CreateMemoryRequest, Namespace, PolicyField, StoredBytes
 from memstream_server.core import policy as core
 from memstream_server.core.policy import AUTO_LANGUAGE, Policy, Profile, ShortTermKind, iterate_tunables, with_value
 from memstream_server.core.values import MemoryKind
@@ -111,6 +113,45 @@ def _encode_policy(policy: Policy) -> bytes:
         if value is not None:
             _write_tunable(message, name, value)
     return message.SerializeToString()
+
+
+def describe_policy(policy: Policy) -> list[PolicyField]:
+    """Every field with its meaning, its value and the one that its profile gives."""
+    now, defaults = (_flatten(policy_message(each)) for each in (policy, core.PROFILES[policy.profile]))
+    described = []
+    for name, value, meta in iterate_tunables(policy):
+        path = f"policy.{_wire_name(name)}"
+        one = PolicyField(
+            path=path,
+            value=now.get(path, ""),
+            default_value=defaults.get(path, ""),
+            meaning=meta["meaning"],
+            unit=meta["unit"],
+            low=meta["low"],
+            high=meta["high"],
+        )
+        if isinstance(value, bool):
+            one.choices.extend(("true", "false"))
+        elif type(value) in _ENUMS:
+            numbers = _ENUMS[type(value)].wire
+            one.choices.extend(numbers.Name(number) for number in numbers.values() if number)
+        described.append(one)
+    return described
+
+
+def _flatten(message: Message) -> dict[str, str]:
+    """The set fields by path, as text of the JSON form."""
+    found: dict[str, str] = {}
+
+    def walk(value: Any, path: str) -> None:
+        if isinstance(value, dict):
+            for name, each in value.items():
+                walk(each, f"{path}.{name}")
+        else:
+            found[path] = json.dumps(value) if isinstance(value, bool | int | float) else str(value)
+
+    walk(MessageToDict(message, preserving_proto_field_name=True), "policy")
+    return found
 
 
 def memory_message(record: MemoryRecord) -> pb.Memory:

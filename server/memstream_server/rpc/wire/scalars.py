@@ -35,6 +35,7 @@ class Enums(Generic[E]):
     """
 
     def __init__(self, wire: Any, domain: type[E]) -> None:
+        self.wire = wire
         prefix = wire.keys()[0].removesuffix("UNSPECIFIED")
         numbers = dict(wire.items())
         pairs = [(numbers[prefix + each.name], each) for each in domain if prefix + each.name in numbers]

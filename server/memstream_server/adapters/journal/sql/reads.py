@@ -306,7 +306,7 @@ def count_fragments(connection: Connection, uid: str, now_us: int | None = None)
     )
 
 
-def read_events(connection: Connection, uid: str, after_revision: int, limit: int) -> list[Recorded]:
+def read_events(connection: Connection, uid: str, after_revision: int, limit: int, about: str = "") -> list[Recorded]:
     number = find_number(connection, uid)
     if number is None:
         return []
@@ -314,7 +314,12 @@ def read_events(connection: Connection, uid: str, after_revision: int, limit: in
     found: list[Recorded] = []
     size = 0
     for row, time_us, blob in fetch_pages(connection, _EVENTS, low + max(after_revision + 1, 0), high, limit):
-        events = codec.decode_events(blob)
+        if about:
+            if found and not found[-1].events:
+                found.pop()  # it was only the last one so far
+            events = tuple(each for each in codec.find_events(blob, about) if each.concerns(about))
+        else:
+            events = codec.decode_events(blob)
         size += len(events) * _EVENT_BYTES
         if found and size > EVENTS_BYTES_MAX:
             break

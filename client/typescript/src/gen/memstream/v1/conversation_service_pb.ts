@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file memstream/v1/conversation_service.proto.
  */
 export const file_memstream_v1_conversation_service: GenFile = /*@__PURE__*/
-  fileDesc("CidtZW1zdHJlYW0vdjEvY29udmVyc2F0aW9uX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSKyAwoTQ29udmVyc2F0aW9uTWVzc2FnZRIOCgZudW1iZXIYASABKAMSFAoMY29udmVyc2F0aW9uGAIgASgJEg4KBnNlbmRlchgDIAEoCRIQCghyZWNlaXZlchgEIAEoCRIMCgRyb2xlGAUgASgJEg8KB2NvbnRlbnQYBiABKAkSDgoGcm91bmRzGAcgASgFEhQKB3N1Y2Nlc3MYCCABKAhIAIgBARIQCghhcHBfY29kZRgJIAEoCRIQCghhcHBfbmFtZRgKIAEoCRIUCgxjdXJyZW50X2dvYWwYCyABKAkSDwoHY29udGV4dBgMIAEoCRITCgtyZXZpZXdfaW5mbxgNIAEoCRIVCg1hY3Rpb25fcmVwb3J0GA4gASgJEhIKCm1vZGVsX25hbWUYDyABKAkSFQoNcmVzb3VyY2VfaW5mbxgQIAEoCRIvCgtjcmVhdGVfdGltZRgRIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdXBkYXRlX3RpbWUYEiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wQgoKCF9zdWNjZXNzIoEDCgRQbGFuEhQKDGNvbnZlcnNhdGlvbhgBIAEoCRIXCg9zdWJfdGFza19udW1iZXIYAiABKAUSFgoOc3ViX3Rhc2tfdGl0bGUYAyABKAkSGAoQc3ViX3Rhc2tfY29udGVudBgEIAEoCRIWCg5zdWJfdGFza19hZ2VudBgFIAEoCRIVCg1yZXNvdXJjZV9uYW1lGAYgASgJEgwKBHJlbHkYByABKAkSEwoLYWdlbnRfbW9kZWwYCCABKAkSEwoLcmV0cnlfdGltZXMYCSABKAUSFwoPbWF4X3JldHJ5X3RpbWVzGAogASgFEiYKBXN0YXRlGAsgASgOMhcubWVtc3RyZWFtLnYxLlBsYW5TdGF0ZRIOCgZyZXN1bHQYDCABKAkSLwoLY3JlYXRlX3RpbWUYDSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC3VwZGF0ZV90aW1lGA4gASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCJxChRBcHBlbmRNZXNzYWdlUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSMgoHbWVzc2FnZRgCIAEoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlEhIKCnJlcXVlc3RfaWQYAyABKAkiSwoVQXBwZW5kTWVzc2FnZVJlc3BvbnNlEjIKB21lc3NhZ2UYASABKAsyIS5tZW1zdHJlYW0udjEuQ29udmVyc2F0aW9uTWVzc2FnZSKfAQoTTGlzdE1lc3NhZ2VzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEg0KBWFnZW50GAMgASgJEhMKC290aGVyX2FnZW50GAQgASgJEhQKDGN1cnJlbnRfZ29hbBgFIAEoCRIRCglwYWdlX3NpemUYBiABKAUSEgoKcGFnZV90b2tlbhgHIAEoCSJkChRMaXN0TWVzc2FnZXNSZXNwb25zZRIzCghtZXNzYWdlcxgBIAMoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSJAChVHZXRMYXN0TWVzc2FnZVJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCSJMChZHZXRMYXN0TWVzc2FnZVJlc3BvbnNlEjIKB21lc3NhZ2UYASABKAsyIS5tZW1zdHJlYW0udjEuQ29udmVyc2F0aW9uTWVzc2FnZSKLAQoUV2F0Y2hNZXNzYWdlc1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRIUCgxhZnRlcl9udW1iZXIYAyABKAMSNAoRcHJvZ3Jlc3NfaW50ZXJ2YWwYBCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24iXwoVV2F0Y2hNZXNzYWdlc1Jlc3BvbnNlEjMKCG1lc3NhZ2VzGAEgAygLMiEubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbk1lc3NhZ2USEQoJY29tcGxldGVkGAIgASgIIloKG0NvbXBsZXRlQ29udmVyc2F0aW9uUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkiHgocQ29tcGxldGVDb252ZXJzYXRpb25SZXNwb25zZSJUChVEZWxldGVNZXNzYWdlc1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJIikKFkRlbGV0ZU1lc3NhZ2VzUmVzcG9uc2USDwoHZGVsZXRlZBgBIAEoAyJyChBTYXZlUGxhbnNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSIQoFcGxhbnMYAyADKAsyEi5tZW1zdHJlYW0udjEuUGxhbhISCgpyZXF1ZXN0X2lkGAQgASgJIjYKEVNhdmVQbGFuc1Jlc3BvbnNlEiEKBXBsYW5zGAEgAygLMhIubWVtc3RyZWFtLnYxLlBsYW4iiwEKEExpc3RQbGFuc1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRIYChBzdWJfdGFza19udW1iZXJzGAMgAygFEg0KBXRvX2RvGAQgASgIEhEKCXBhZ2Vfc2l6ZRgFIAEoBRISCgpwYWdlX3Rva2VuGAYgASgJIk8KEUxpc3RQbGFuc1Jlc3BvbnNlEiEKBXBsYW5zGAEgAygLMhIubWVtc3RyZWFtLnYxLlBsYW4SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIrUCChFVcGRhdGVQbGFuUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEhcKD3N1Yl90YXNrX251bWJlchgDIAEoBRImCgVzdGF0ZRgEIAEoDjIXLm1lbXN0cmVhbS52MS5QbGFuU3RhdGUSGAoLcmV0cnlfdGltZXMYBSABKAVIAIgBARIbCg5zdWJfdGFza19hZ2VudBgGIAEoCUgBiAEBEhgKC2FnZW50X21vZGVsGAcgASgJSAKIAQESEwoGcmVzdWx0GAggASgJSAOIAQESEgoKcmVxdWVzdF9pZBgJIAEoCUIOCgxfcmV0cnlfdGltZXNCEQoPX3N1Yl90YXNrX2FnZW50Qg4KDF9hZ2VudF9tb2RlbEIJCgdfcmVzdWx0IjYKElVwZGF0ZVBsYW5SZXNwb25zZRIgCgRwbGFuGAEgASgLMhIubWVtc3RyZWFtLnYxLlBsYW4iewoTQ29tcGxldGVQbGFuUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEhcKD3N1Yl90YXNrX251bWJlchgDIAEoBRIOCgZyZXN1bHQYBCABKAkSEgoKcmVxdWVzdF9pZBgFIAEoCSI4ChRDb21wbGV0ZVBsYW5SZXNwb25zZRIgCgRwbGFuGAEgASgLMhIubWVtc3RyZWFtLnYxLlBsYW4iUQoSUmVtb3ZlUGxhbnNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSEgoKcmVxdWVzdF9pZBgDIAEoCSImChNSZW1vdmVQbGFuc1Jlc3BvbnNlEg8KB3JlbW92ZWQYASABKAMqtQEKCVBsYW5TdGF0ZRIaChZQTEFOX1NUQVRFX1VOU1BFQ0lGSUVEEAASEwoPUExBTl9TVEFURV9UT0RPEAESFgoSUExBTl9TVEFURV9SVU5OSU5HEAISFgoSUExBTl9TVEFURV9XQUlUSU5HEAMSFwoTUExBTl9TVEFURV9SRVRSWUlORxAEEhUKEVBMQU5fU1RBVEVfRkFJTEVEEAUSFwoTUExBTl9TVEFURV9DT01QTEVURRAGMuMHChNDb252ZXJzYXRpb25TZXJ2aWNlElgKDUFwcGVuZE1lc3NhZ2USIi5tZW1zdHJlYW0udjEuQXBwZW5kTWVzc2FnZVJlcXVlc3QaIy5tZW1zdHJlYW0udjEuQXBwZW5kTWVzc2FnZVJlc3BvbnNlElUKDExpc3RNZXNzYWdlcxIhLm1lbXN0cmVhbS52MS5MaXN0TWVzc2FnZXNSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkxpc3RNZXNzYWdlc1Jlc3BvbnNlElsKDkdldExhc3RNZXNzYWdlEiMubWVtc3RyZWFtLnYxLkdldExhc3RNZXNzYWdlUmVxdWVzdBokLm1lbXN0cmVhbS52MS5HZXRMYXN0TWVzc2FnZVJlc3BvbnNlEloKDVdhdGNoTWVzc2FnZXMSIi5tZW1zdHJlYW0udjEuV2F0Y2hNZXNzYWdlc1JlcXVlc3QaIy5tZW1zdHJlYW0udjEuV2F0Y2hNZXNzYWdlc1Jlc3BvbnNlMAESbQoUQ29tcGxldGVDb252ZXJzYXRpb24SKS5tZW1zdHJlYW0udjEuQ29tcGxldGVDb252ZXJzYXRpb25SZXF1ZXN0GioubWVtc3RyZWFtLnYxLkNvbXBsZXRlQ29udmVyc2F0aW9uUmVzcG9uc2USWwoORGVsZXRlTWVzc2FnZXMSIy5tZW1zdHJlYW0udjEuRGVsZXRlTWVzc2FnZXNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkRlbGV0ZU1lc3NhZ2VzUmVzcG9uc2USTAoJU2F2ZVBsYW5zEh4ubWVtc3RyZWFtLnYxLlNhdmVQbGFuc1JlcXVlc3QaHy5tZW1zdHJlYW0udjEuU2F2ZVBsYW5zUmVzcG9uc2USTAoJTGlzdFBsYW5zEh4ubWVtc3RyZWFtLnYxLkxpc3RQbGFuc1JlcXVlc3QaHy5tZW1zdHJlYW0udjEuTGlzdFBsYW5zUmVzcG9uc2USTwoKVXBkYXRlUGxhbhIfLm1lbXN0cmVhbS52MS5VcGRhdGVQbGFuUmVxdWVzdBogLm1lbXN0cmVhbS52MS5VcGRhdGVQbGFuUmVzcG9uc2USVQoMQ29tcGxldGVQbGFuEiEubWVtc3RyZWFtLnYxLkNvbXBsZXRlUGxhblJlcXVlc3QaIi5tZW1zdHJlYW0udjEuQ29tcGxldGVQbGFuUmVzcG9uc2USUgoLUmVtb3ZlUGxhbnMSIC5tZW1zdHJlYW0udjEuUmVtb3ZlUGxhbnNSZXF1ZXN0GiEubWVtc3RyZWFtLnYxLlJlbW92ZVBsYW5zUmVzcG9uc2VCWQoQZGV2Lm1lbXN0cmVhbS52MUIYQ29udmVyc2F0aW9uU2VydmljZVByb3RvUAFaKW1lbXN0cmVhbS5kZXYvZ28vbWVtc3RyZWFtL3YxO21lbXN0cmVhbXYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("CidtZW1zdHJlYW0vdjEvY29udmVyc2F0aW9uX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSKyAwoTQ29udmVyc2F0aW9uTWVzc2FnZRIOCgZudW1iZXIYASABKAMSFAoMY29udmVyc2F0aW9uGAIgASgJEg4KBnNlbmRlchgDIAEoCRIQCghyZWNlaXZlchgEIAEoCRIMCgRyb2xlGAUgASgJEg8KB2NvbnRlbnQYBiABKAkSDgoGcm91bmRzGAcgASgFEhQKB3N1Y2Nlc3MYCCABKAhIAIgBARIQCghhcHBfY29kZRgJIAEoCRIQCghhcHBfbmFtZRgKIAEoCRIUCgxjdXJyZW50X2dvYWwYCyABKAkSDwoHY29udGV4dBgMIAEoCRITCgtyZXZpZXdfaW5mbxgNIAEoCRIVCg1hY3Rpb25fcmVwb3J0GA4gASgJEhIKCm1vZGVsX25hbWUYDyABKAkSFQoNcmVzb3VyY2VfaW5mbxgQIAEoCRIvCgtjcmVhdGVfdGltZRgRIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdXBkYXRlX3RpbWUYEiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wQgoKCF9zdWNjZXNzIoEDCgRQbGFuEhQKDGNvbnZlcnNhdGlvbhgBIAEoCRIXCg9zdWJfdGFza19udW1iZXIYAiABKAUSFgoOc3ViX3Rhc2tfdGl0bGUYAyABKAkSGAoQc3ViX3Rhc2tfY29udGVudBgEIAEoCRIWCg5zdWJfdGFza19hZ2VudBgFIAEoCRIVCg1yZXNvdXJjZV9uYW1lGAYgASgJEgwKBHJlbHkYByABKAkSEwoLYWdlbnRfbW9kZWwYCCABKAkSEwoLcmV0cnlfdGltZXMYCSABKAUSFwoPbWF4X3JldHJ5X3RpbWVzGAogASgFEiYKBXN0YXRlGAsgASgOMhcubWVtc3RyZWFtLnYxLlBsYW5TdGF0ZRIOCgZyZXN1bHQYDCABKAkSLwoLY3JlYXRlX3RpbWUYDSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC3VwZGF0ZV90aW1lGA4gASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCJxChRBcHBlbmRNZXNzYWdlUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSMgoHbWVzc2FnZRgCIAEoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlEhIKCnJlcXVlc3RfaWQYAyABKAkiSwoVQXBwZW5kTWVzc2FnZVJlc3BvbnNlEjIKB21lc3NhZ2UYASABKAsyIS5tZW1zdHJlYW0udjEuQ29udmVyc2F0aW9uTWVzc2FnZSJUChhMaXN0Q29udmVyc2F0aW9uc1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoBRISCgpwYWdlX3Rva2VuGAMgASgJImcKGUxpc3RDb252ZXJzYXRpb25zUmVzcG9uc2USMQoNY29udmVyc2F0aW9ucxgBIAMoCzIaLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb24SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJInUKDENvbnZlcnNhdGlvbhIMCgRuYW1lGAEgASgJEhMKC2xhc3RfbnVtYmVyGAIgASgDEhEKCWNvbXBsZXRlZBgDIAEoCBIvCgtjcmVhdGVfdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAinwEKE0xpc3RNZXNzYWdlc1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRITCgtvdGhlcl9hZ2VudBgEIAEoCRIUCgxjdXJyZW50X2dvYWwYBSABKAkSEQoJcGFnZV9zaXplGAYgASgFEhIKCnBhZ2VfdG9rZW4YByABKAkiZAoUTGlzdE1lc3NhZ2VzUmVzcG9uc2USMwoIbWVzc2FnZXMYASADKAsyIS5tZW1zdHJlYW0udjEuQ29udmVyc2F0aW9uTWVzc2FnZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiQAoVR2V0TGFzdE1lc3NhZ2VSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkiTAoWR2V0TGFzdE1lc3NhZ2VSZXNwb25zZRIyCgdtZXNzYWdlGAEgASgLMiEubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbk1lc3NhZ2UiiwEKFFdhdGNoTWVzc2FnZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSFAoMYWZ0ZXJfbnVtYmVyGAMgASgDEjQKEXByb2dyZXNzX2ludGVydmFsGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIl8KFVdhdGNoTWVzc2FnZXNSZXNwb25zZRIzCghtZXNzYWdlcxgBIAMoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlEhEKCWNvbXBsZXRlZBgCIAEoCCJaChtDb21wbGV0ZUNvbnZlcnNhdGlvblJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJIh4KHENvbXBsZXRlQ29udmVyc2F0aW9uUmVzcG9uc2UiVAoVRGVsZXRlTWVzc2FnZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSEgoKcmVxdWVzdF9pZBgDIAEoCSIpChZEZWxldGVNZXNzYWdlc1Jlc3BvbnNlEg8KB2RlbGV0ZWQYASABKAMicgoQU2F2ZVBsYW5zUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEiEKBXBsYW5zGAMgAygLMhIubWVtc3RyZWFtLnYxLlBsYW4SEgoKcmVxdWVzdF9pZBgEIAEoCSI2ChFTYXZlUGxhbnNSZXNwb25zZRIhCgVwbGFucxgBIAMoCzISLm1lbXN0cmVhbS52MS5QbGFuIosBChBMaXN0UGxhbnNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSGAoQc3ViX3Rhc2tfbnVtYmVycxgDIAMoBRINCgV0b19kbxgEIAEoCBIRCglwYWdlX3NpemUYBSABKAUSEgoKcGFnZV90b2tlbhgGIAEoCSJPChFMaXN0UGxhbnNSZXNwb25zZRIhCgVwbGFucxgBIAMoCzISLm1lbXN0cmVhbS52MS5QbGFuEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSK1AgoRVXBkYXRlUGxhblJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRIXCg9zdWJfdGFza19udW1iZXIYAyABKAUSJgoFc3RhdGUYBCABKA4yFy5tZW1zdHJlYW0udjEuUGxhblN0YXRlEhgKC3JldHJ5X3RpbWVzGAUgASgFSACIAQESGwoOc3ViX3Rhc2tfYWdlbnQYBiABKAlIAYgBARIYCgthZ2VudF9tb2RlbBgHIAEoCUgCiAEBEhMKBnJlc3VsdBgIIAEoCUgDiAEBEhIKCnJlcXVlc3RfaWQYCSABKAlCDgoMX3JldHJ5X3RpbWVzQhEKD19zdWJfdGFza19hZ2VudEIOCgxfYWdlbnRfbW9kZWxCCQoHX3Jlc3VsdCI2ChJVcGRhdGVQbGFuUmVzcG9uc2USIAoEcGxhbhgBIAEoCzISLm1lbXN0cmVhbS52MS5QbGFuInsKE0NvbXBsZXRlUGxhblJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRIXCg9zdWJfdGFza19udW1iZXIYAyABKAUSDgoGcmVzdWx0GAQgASgJEhIKCnJlcXVlc3RfaWQYBSABKAkiOAoUQ29tcGxldGVQbGFuUmVzcG9uc2USIAoEcGxhbhgBIAEoCzISLm1lbXN0cmVhbS52MS5QbGFuIlEKElJlbW92ZVBsYW5zUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkiJgoTUmVtb3ZlUGxhbnNSZXNwb25zZRIPCgdyZW1vdmVkGAEgASgDKrUBCglQbGFuU3RhdGUSGgoWUExBTl9TVEFURV9VTlNQRUNJRklFRBAAEhMKD1BMQU5fU1RBVEVfVE9ETxABEhYKElBMQU5fU1RBVEVfUlVOTklORxACEhYKElBMQU5fU1RBVEVfV0FJVElORxADEhcKE1BMQU5fU1RBVEVfUkVUUllJTkcQBBIVChFQTEFOX1NUQVRFX0ZBSUxFRBAFEhcKE1BMQU5fU1RBVEVfQ09NUExFVEUQBjLJCAoTQ29udmVyc2F0aW9uU2VydmljZRJYCg1BcHBlbmRNZXNzYWdlEiIubWVtc3RyZWFtLnYxLkFwcGVuZE1lc3NhZ2VSZXF1ZXN0GiMubWVtc3RyZWFtLnYxLkFwcGVuZE1lc3NhZ2VSZXNwb25zZRJkChFMaXN0Q29udmVyc2F0aW9ucxImLm1lbXN0cmVhbS52MS5MaXN0Q29udmVyc2F0aW9uc1JlcXVlc3QaJy5tZW1zdHJlYW0udjEuTGlzdENvbnZlcnNhdGlvbnNSZXNwb25zZRJVCgxMaXN0TWVzc2FnZXMSIS5tZW1zdHJlYW0udjEuTGlzdE1lc3NhZ2VzUmVxdWVzdBoiLm1lbXN0cmVhbS52MS5MaXN0TWVzc2FnZXNSZXNwb25zZRJbCg5HZXRMYXN0TWVzc2FnZRIjLm1lbXN0cmVhbS52MS5HZXRMYXN0TWVzc2FnZVJlcXVlc3QaJC5tZW1zdHJlYW0udjEuR2V0TGFzdE1lc3NhZ2VSZXNwb25zZRJaCg1XYXRjaE1lc3NhZ2VzEiIubWVtc3RyZWFtLnYxLldhdGNoTWVzc2FnZXNSZXF1ZXN0GiMubWVtc3RyZWFtLnYxLldhdGNoTWVzc2FnZXNSZXNwb25zZTABEm0KFENvbXBsZXRlQ29udmVyc2F0aW9uEikubWVtc3RyZWFtLnYxLkNvbXBsZXRlQ29udmVyc2F0aW9uUmVxdWVzdBoqLm1lbXN0cmVhbS52MS5Db21wbGV0ZUNvbnZlcnNhdGlvblJlc3BvbnNlElsKDkRlbGV0ZU1lc3NhZ2VzEiMubWVtc3RyZWFtLnYxLkRlbGV0ZU1lc3NhZ2VzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5EZWxldGVNZXNzYWdlc1Jlc3BvbnNlEkwKCVNhdmVQbGFucxIeLm1lbXN0cmVhbS52MS5TYXZlUGxhbnNSZXF1ZXN0Gh8ubWVtc3RyZWFtLnYxLlNhdmVQbGFuc1Jlc3BvbnNlEkwKCUxpc3RQbGFucxIeLm1lbXN0cmVhbS52MS5MaXN0UGxhbnNSZXF1ZXN0Gh8ubWVtc3RyZWFtLnYxLkxpc3RQbGFuc1Jlc3BvbnNlEk8KClVwZGF0ZVBsYW4SHy5tZW1zdHJlYW0udjEuVXBkYXRlUGxhblJlcXVlc3QaIC5tZW1zdHJlYW0udjEuVXBkYXRlUGxhblJlc3BvbnNlElUKDENvbXBsZXRlUGxhbhIhLm1lbXN0cmVhbS52MS5Db21wbGV0ZVBsYW5SZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkNvbXBsZXRlUGxhblJlc3BvbnNlElIKC1JlbW92ZVBsYW5zEiAubWVtc3RyZWFtLnYxLlJlbW92ZVBsYW5zUmVxdWVzdBohLm1lbXN0cmVhbS52MS5SZW1vdmVQbGFuc1Jlc3BvbnNlQlkKEGRldi5tZW1zdHJlYW0udjFCGENvbnZlcnNhdGlvblNlcnZpY2VQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * A message from one agent to another.
@@ -325,6 +325,111 @@ export const AppendMessageResponseSchema: GenMessage<AppendMessageResponse> = /*
   messageDesc(file_memstream_v1_conversation_service, 3);
 
 /**
+ * Which conversations to list.
+ *
+ * @generated from message memstream.v1.ListConversationsRequest
+ */
+export type ListConversationsRequest = Message<"memstream.v1.ListConversationsRequest"> & {
+  /**
+   * The namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * Page size, at most 1,000; 0 takes 100.
+   *
+   * @generated from field: int32 page_size = 2;
+   */
+  pageSize: number;
+
+  /**
+   * From the previous answer; empty for the first page.
+   *
+   * @generated from field: string page_token = 3;
+   */
+  pageToken: string;
+};
+
+/**
+ * Describes the message memstream.v1.ListConversationsRequest.
+ * Use `create(ListConversationsRequestSchema)` to create a new message.
+ */
+export const ListConversationsRequestSchema: GenMessage<ListConversationsRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 4);
+
+/**
+ * A page of conversations.
+ *
+ * @generated from message memstream.v1.ListConversationsResponse
+ */
+export type ListConversationsResponse = Message<"memstream.v1.ListConversationsResponse"> & {
+  /**
+   * The conversations.
+   *
+   * @generated from field: repeated memstream.v1.Conversation conversations = 1;
+   */
+  conversations: Conversation[];
+
+  /**
+   * Empty on the last page.
+   *
+   * @generated from field: string next_page_token = 2;
+   */
+  nextPageToken: string;
+};
+
+/**
+ * Describes the message memstream.v1.ListConversationsResponse.
+ * Use `create(ListConversationsResponseSchema)` to create a new message.
+ */
+export const ListConversationsResponseSchema: GenMessage<ListConversationsResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 5);
+
+/**
+ * A conversation of a namespace.
+ *
+ * @generated from message memstream.v1.Conversation
+ */
+export type Conversation = Message<"memstream.v1.Conversation"> & {
+  /**
+   * Its name.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * The number of its last message, deleted ones included; 0 if it never had one.
+   *
+   * @generated from field: int64 last_number = 2;
+   */
+  lastNumber: bigint;
+
+  /**
+   * Whether it is completed.
+   *
+   * @generated from field: bool completed = 3;
+   */
+  completed: boolean;
+
+  /**
+   * When it was started.
+   *
+   * @generated from field: google.protobuf.Timestamp create_time = 4;
+   */
+  createTime?: Timestamp | undefined;
+};
+
+/**
+ * Describes the message memstream.v1.Conversation.
+ * Use `create(ConversationSchema)` to create a new message.
+ */
+export const ConversationSchema: GenMessage<Conversation> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 6);
+
+/**
  * Which messages to list.
  *
  * @generated from message memstream.v1.ListMessagesRequest
@@ -385,7 +490,7 @@ export type ListMessagesRequest = Message<"memstream.v1.ListMessagesRequest"> & 
  * Use `create(ListMessagesRequestSchema)` to create a new message.
  */
 export const ListMessagesRequestSchema: GenMessage<ListMessagesRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 4);
+  messageDesc(file_memstream_v1_conversation_service, 7);
 
 /**
  * A page of messages.
@@ -413,7 +518,7 @@ export type ListMessagesResponse = Message<"memstream.v1.ListMessagesResponse"> 
  * Use `create(ListMessagesResponseSchema)` to create a new message.
  */
 export const ListMessagesResponseSchema: GenMessage<ListMessagesResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 5);
+  messageDesc(file_memstream_v1_conversation_service, 8);
 
 /**
  * Names a conversation.
@@ -441,7 +546,7 @@ export type GetLastMessageRequest = Message<"memstream.v1.GetLastMessageRequest"
  * Use `create(GetLastMessageRequestSchema)` to create a new message.
  */
 export const GetLastMessageRequestSchema: GenMessage<GetLastMessageRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 6);
+  messageDesc(file_memstream_v1_conversation_service, 9);
 
 /**
  * Its last message.
@@ -462,7 +567,7 @@ export type GetLastMessageResponse = Message<"memstream.v1.GetLastMessageRespons
  * Use `create(GetLastMessageResponseSchema)` to create a new message.
  */
 export const GetLastMessageResponseSchema: GenMessage<GetLastMessageResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 7);
+  messageDesc(file_memstream_v1_conversation_service, 10);
 
 /**
  * Which conversation to watch.
@@ -505,7 +610,7 @@ export type WatchMessagesRequest = Message<"memstream.v1.WatchMessagesRequest"> 
  * Use `create(WatchMessagesRequestSchema)` to create a new message.
  */
 export const WatchMessagesRequestSchema: GenMessage<WatchMessagesRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 8);
+  messageDesc(file_memstream_v1_conversation_service, 11);
 
 /**
  * New messages.
@@ -533,7 +638,7 @@ export type WatchMessagesResponse = Message<"memstream.v1.WatchMessagesResponse"
  * Use `create(WatchMessagesResponseSchema)` to create a new message.
  */
 export const WatchMessagesResponseSchema: GenMessage<WatchMessagesResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 9);
+  messageDesc(file_memstream_v1_conversation_service, 12);
 
 /**
  * Completes a conversation.
@@ -568,7 +673,7 @@ export type CompleteConversationRequest = Message<"memstream.v1.CompleteConversa
  * Use `create(CompleteConversationRequestSchema)` to create a new message.
  */
 export const CompleteConversationRequestSchema: GenMessage<CompleteConversationRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 10);
+  messageDesc(file_memstream_v1_conversation_service, 13);
 
 /**
  * The conversation is completed.
@@ -583,7 +688,7 @@ export type CompleteConversationResponse = Message<"memstream.v1.CompleteConvers
  * Use `create(CompleteConversationResponseSchema)` to create a new message.
  */
 export const CompleteConversationResponseSchema: GenMessage<CompleteConversationResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 11);
+  messageDesc(file_memstream_v1_conversation_service, 14);
 
 /**
  * Deletes messages.
@@ -618,7 +723,7 @@ export type DeleteMessagesRequest = Message<"memstream.v1.DeleteMessagesRequest"
  * Use `create(DeleteMessagesRequestSchema)` to create a new message.
  */
 export const DeleteMessagesRequestSchema: GenMessage<DeleteMessagesRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 12);
+  messageDesc(file_memstream_v1_conversation_service, 15);
 
 /**
  * The messages are gone.
@@ -639,7 +744,7 @@ export type DeleteMessagesResponse = Message<"memstream.v1.DeleteMessagesRespons
  * Use `create(DeleteMessagesResponseSchema)` to create a new message.
  */
 export const DeleteMessagesResponseSchema: GenMessage<DeleteMessagesResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 13);
+  messageDesc(file_memstream_v1_conversation_service, 16);
 
 /**
  * Saves plans.
@@ -681,7 +786,7 @@ export type SavePlansRequest = Message<"memstream.v1.SavePlansRequest"> & {
  * Use `create(SavePlansRequestSchema)` to create a new message.
  */
 export const SavePlansRequestSchema: GenMessage<SavePlansRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 14);
+  messageDesc(file_memstream_v1_conversation_service, 17);
 
 /**
  * The plans as saved.
@@ -702,7 +807,7 @@ export type SavePlansResponse = Message<"memstream.v1.SavePlansResponse"> & {
  * Use `create(SavePlansResponseSchema)` to create a new message.
  */
 export const SavePlansResponseSchema: GenMessage<SavePlansResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 15);
+  messageDesc(file_memstream_v1_conversation_service, 18);
 
 /**
  * Which plans to list.
@@ -758,7 +863,7 @@ export type ListPlansRequest = Message<"memstream.v1.ListPlansRequest"> & {
  * Use `create(ListPlansRequestSchema)` to create a new message.
  */
 export const ListPlansRequestSchema: GenMessage<ListPlansRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 16);
+  messageDesc(file_memstream_v1_conversation_service, 19);
 
 /**
  * A page of plans.
@@ -786,7 +891,7 @@ export type ListPlansResponse = Message<"memstream.v1.ListPlansResponse"> & {
  * Use `create(ListPlansResponseSchema)` to create a new message.
  */
 export const ListPlansResponseSchema: GenMessage<ListPlansResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 17);
+  messageDesc(file_memstream_v1_conversation_service, 20);
 
 /**
  * Changes a plan.
@@ -863,7 +968,7 @@ export type UpdatePlanRequest = Message<"memstream.v1.UpdatePlanRequest"> & {
  * Use `create(UpdatePlanRequestSchema)` to create a new message.
  */
 export const UpdatePlanRequestSchema: GenMessage<UpdatePlanRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 18);
+  messageDesc(file_memstream_v1_conversation_service, 21);
 
 /**
  * The plan as changed.
@@ -884,7 +989,7 @@ export type UpdatePlanResponse = Message<"memstream.v1.UpdatePlanResponse"> & {
  * Use `create(UpdatePlanResponseSchema)` to create a new message.
  */
 export const UpdatePlanResponseSchema: GenMessage<UpdatePlanResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 19);
+  messageDesc(file_memstream_v1_conversation_service, 22);
 
 /**
  * Completes a plan.
@@ -933,7 +1038,7 @@ export type CompletePlanRequest = Message<"memstream.v1.CompletePlanRequest"> & 
  * Use `create(CompletePlanRequestSchema)` to create a new message.
  */
 export const CompletePlanRequestSchema: GenMessage<CompletePlanRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 20);
+  messageDesc(file_memstream_v1_conversation_service, 23);
 
 /**
  * The plan as completed.
@@ -954,7 +1059,7 @@ export type CompletePlanResponse = Message<"memstream.v1.CompletePlanResponse"> 
  * Use `create(CompletePlanResponseSchema)` to create a new message.
  */
 export const CompletePlanResponseSchema: GenMessage<CompletePlanResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 21);
+  messageDesc(file_memstream_v1_conversation_service, 24);
 
 /**
  * Removes plans.
@@ -989,7 +1094,7 @@ export type RemovePlansRequest = Message<"memstream.v1.RemovePlansRequest"> & {
  * Use `create(RemovePlansRequestSchema)` to create a new message.
  */
 export const RemovePlansRequestSchema: GenMessage<RemovePlansRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 22);
+  messageDesc(file_memstream_v1_conversation_service, 25);
 
 /**
  * The plans are gone.
@@ -1010,7 +1115,7 @@ export type RemovePlansResponse = Message<"memstream.v1.RemovePlansResponse"> & 
  * Use `create(RemovePlansResponseSchema)` to create a new message.
  */
 export const RemovePlansResponseSchema: GenMessage<RemovePlansResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 23);
+  messageDesc(file_memstream_v1_conversation_service, 26);
 
 /**
  * The state of a plan.
@@ -1091,6 +1196,16 @@ export const ConversationService: GenService<{
     methodKind: "unary";
     input: typeof AppendMessageRequestSchema;
     output: typeof AppendMessageResponseSchema;
+  },
+  /**
+   * Lists a namespace's conversations by name.
+   *
+   * @generated from rpc memstream.v1.ConversationService.ListConversations
+   */
+  listConversations: {
+    methodKind: "unary";
+    input: typeof ListConversationsRequestSchema;
+    output: typeof ListConversationsResponseSchema;
   },
   /**
    * Lists a conversation's messages in order: all, one agent's, or those between two agents.

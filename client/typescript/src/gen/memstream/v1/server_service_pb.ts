@@ -14,7 +14,282 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file memstream/v1/server_service.proto.
  */
 export const file_memstream_v1_server_service: GenFile = /*@__PURE__*/
-  fileDesc("CiFtZW1zdHJlYW0vdjEvc2VydmVyX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSIWChRHZXRTZXJ2ZXJJbmZvUmVxdWVzdCKYAwoVR2V0U2VydmVySW5mb1Jlc3BvbnNlEg8KB3ZlcnNpb24YASABKAkSLgoKc3RhcnRfdGltZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLgoMY2FwYWJpbGl0aWVzGAMgAygOMhgubWVtc3RyZWFtLnYxLkNhcGFiaWxpdHkSJAoGbGltaXRzGAQgASgLMhQubWVtc3RyZWFtLnYxLkxpbWl0cxIvCgllbWJlZGRpbmcYBSABKAsyHC5tZW1zdHJlYW0udjEuRW1iZWRkaW5nTW9kZWwSFAoMc2NvcmVyX21vZGVsGAYgASgJEhUKDWluc2lnaHRfbW9kZWwYByABKAkSDQoFaW5kZXgYCCABKAkSEAoIZGVncmFkZWQYCSABKAkSDwoHam91cm5hbBgKIAEoCRItCgttb2RlbF91c2FnZRgLIAMoCzIYLm1lbXN0cmVhbS52MS5Nb2RlbFVzYWdlEikKBm1vZGVscxgMIAMoCzIZLm1lbXN0cmVhbS52MS5Nb2RlbFN0YXR1cyLzAQoLTW9kZWxTdGF0dXMSDAoEcm9sZRgBIAEoCRINCgVtb2RlbBgCIAEoCRInCgVzdGF0ZRgDIAEoDjIYLm1lbXN0cmVhbS52MS5Nb2RlbFN0YXRlEjUKEWxhc3Rfc3VjY2Vzc190aW1lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBI1ChFsYXN0X2ZhaWx1cmVfdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASHAoUY29uc2VjdXRpdmVfZmFpbHVyZXMYBiABKAMSEgoKbGFzdF9lcnJvchgHIAEoCSJ9CgpNb2RlbFVzYWdlEgwKBHJvbGUYASABKAkSDQoFbW9kZWwYAiABKAkSEAoIcmVxdWVzdHMYAyABKAMSDgoGZmFpbGVkGAQgASgDEhUKDXByb21wdF90b2tlbnMYBSABKAMSGQoRY29tcGxldGlvbl90b2tlbnMYBiABKAMinAMKBkxpbWl0cxIZChFjb250ZW50X2J5dGVzX21heBgBIAEoBRIRCgliYXRjaF9tYXgYAiABKAUSGwoTd2luZG93X29ic2VydmF0aW9ucxgDIAEoBRIUCgx3aW5kb3dfYnl0ZXMYBCABKAMSGQoRbWVzc2FnZV9ieXRlc19tYXgYBSABKAUSFgoObmFtZV9ieXRlc19tYXgYBiABKAUSGgoSbWV0YWRhdGFfYnl0ZXNfbWF4GAcgASgFEhgKEHJlY2FsbF9saW1pdF9tYXgYCCABKAUSHQoVcXVlcmllc19pbl9mbGlnaHRfbWF4GAkgASgFEjcKFHJlcXVlc3RfaWRfcmV0ZW50aW9uGAogASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhoKEm1lc3NhZ2VfZmllbGRzX21heBgLIAEoBRIeChZjb25uZWN0aW9uX3N0cmVhbXNfbWF4GAwgASgFEhoKEmNhbGxlcl9zdHJlYW1zX21heBgNIAEoBRIYChBjYWxsZXJfY2FsbHNfbWF4GA4gASgFInIKDkVtYmVkZGluZ01vZGVsEgwKBG5hbWUYASABKAkSEQoJZGltZW5zaW9uGAIgASgFEhIKCmNvc2luZV9sb3cYAyABKAESEwoLY29zaW5lX2hpZ2gYBCABKAESFgoOc2ltaWxhcml0eV9taW4YBSABKAEqdAoKTW9kZWxTdGF0ZRIbChdNT0RFTF9TVEFURV9VTlNQRUNJRklFRBAAEhcKE01PREVMX1NUQVRFX1VOS05PV04QARIXChNNT0RFTF9TVEFURV9TRVJWSU5HEAISFwoTTU9ERUxfU1RBVEVfRkFJTElORxADKvMBCgpDYXBhYmlsaXR5EhoKFkNBUEFCSUxJVFlfVU5TUEVDSUZJRUQQABIUChBDQVBBQklMSVRZX1dBVENIEAESHAoYQ0FQQUJJTElUWV9DT05WRVJTQVRJT05TEAISGAoUQ0FQQUJJTElUWV9MSUZFQ1lDTEUQAxIUChBDQVBBQklMSVRZX0VSQVNFEAQSFQoRQ0FQQUJJTElUWV9FWFBPUlQQBRIZChVDQVBBQklMSVRZX09QRVJBVElPTlMQBhIZChVDQVBBQklMSVRZX1JFRkxFQ1RJT04QBxIYChRDQVBBQklMSVRZX1NVQlNDUklCRRAIMmkKDVNlcnZlclNlcnZpY2USWAoNR2V0U2VydmVySW5mbxIiLm1lbXN0cmVhbS52MS5HZXRTZXJ2ZXJJbmZvUmVxdWVzdBojLm1lbXN0cmVhbS52MS5HZXRTZXJ2ZXJJbmZvUmVzcG9uc2VCUwoQZGV2Lm1lbXN0cmVhbS52MUISU2VydmVyU2VydmljZVByb3RvUAFaKW1lbXN0cmVhbS5kZXYvZ28vbWVtc3RyZWFtL3YxO21lbXN0cmVhbXYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("CiFtZW1zdHJlYW0vdjEvc2VydmVyX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSIYChZHZXRTZXJ2ZXJTdGF0dXNSZXF1ZXN0IpwEChdHZXRTZXJ2ZXJTdGF0dXNSZXNwb25zZRIuCgpzdGFydF90aW1lGAEgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBItCglyZWFkX3RpbWUYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhYKDnJlc2lkZW50X2J5dGVzGAMgASgDEhUKDW1hY2hpbmVfYnl0ZXMYBCABKAMSEwoLY3B1X3NlY29uZHMYBSABKAESEgoKZGF0YV9ieXRlcxgGIAEoAxIXCg9kaXNrX2ZyZWVfYnl0ZXMYByABKAMSGAoQZGlza190b3RhbF9ieXRlcxgIIAEoAxIXCg9hY3RpdmVfbWVtb3JpZXMYCSABKAMSFAoMYWN0aXZlX2J5dGVzGAogASgDEg8KB2JhY2tsb2cYCyABKAMSDgoGb3V0Ym94GAwgASgDEioKB3N0cmVhbXMYDSADKAsyGS5tZW1zdHJlYW0udjEuT3BlblN0cmVhbXMSEQoJcHJvZHVjZXJzGA4gASgDEhAKCHdhdGNoZXJzGA8gASgDEiYKBHJwY3MYECADKAsyGC5tZW1zdHJlYW0udjEuUnBjRmlndXJlcxIUCgxvYnNlcnZhdGlvbnMYESABKAMSDwoHcmVjYWxscxgSIAEoAxInCghzZXR0aW5ncxgTIAMoCzIVLm1lbXN0cmVhbS52MS5TZXR0aW5nIisKC09wZW5TdHJlYW1zEgsKA3JwYxgBIAEoCRIPCgdzdHJlYW1zGAIgASgDIosBCgpScGNGaWd1cmVzEgsKA3JwYxgBIAEoCRINCgVjYWxscxgCIAEoAxIOCgZmYWlsZWQYAyABKAMSKQoGbWVkaWFuGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEiYKA3A5ORgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiI1CgdTZXR0aW5nEgwKBG5hbWUYASABKAkSDQoFdmFsdWUYAiABKAkSDQoFZ2l2ZW4YAyABKAgiFgoUR2V0U2VydmVySW5mb1JlcXVlc3QimAMKFUdldFNlcnZlckluZm9SZXNwb25zZRIPCgd2ZXJzaW9uGAEgASgJEi4KCnN0YXJ0X3RpbWUYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi4KDGNhcGFiaWxpdGllcxgDIAMoDjIYLm1lbXN0cmVhbS52MS5DYXBhYmlsaXR5EiQKBmxpbWl0cxgEIAEoCzIULm1lbXN0cmVhbS52MS5MaW1pdHMSLwoJZW1iZWRkaW5nGAUgASgLMhwubWVtc3RyZWFtLnYxLkVtYmVkZGluZ01vZGVsEhQKDHNjb3Jlcl9tb2RlbBgGIAEoCRIVCg1pbnNpZ2h0X21vZGVsGAcgASgJEg0KBWluZGV4GAggASgJEhAKCGRlZ3JhZGVkGAkgASgJEg8KB2pvdXJuYWwYCiABKAkSLQoLbW9kZWxfdXNhZ2UYCyADKAsyGC5tZW1zdHJlYW0udjEuTW9kZWxVc2FnZRIpCgZtb2RlbHMYDCADKAsyGS5tZW1zdHJlYW0udjEuTW9kZWxTdGF0dXMi8wEKC01vZGVsU3RhdHVzEgwKBHJvbGUYASABKAkSDQoFbW9kZWwYAiABKAkSJwoFc3RhdGUYAyABKA4yGC5tZW1zdHJlYW0udjEuTW9kZWxTdGF0ZRI1ChFsYXN0X3N1Y2Nlc3NfdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASNQoRbGFzdF9mYWlsdXJlX3RpbWUYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhwKFGNvbnNlY3V0aXZlX2ZhaWx1cmVzGAYgASgDEhIKCmxhc3RfZXJyb3IYByABKAkifQoKTW9kZWxVc2FnZRIMCgRyb2xlGAEgASgJEg0KBW1vZGVsGAIgASgJEhAKCHJlcXVlc3RzGAMgASgDEg4KBmZhaWxlZBgEIAEoAxIVCg1wcm9tcHRfdG9rZW5zGAUgASgDEhkKEWNvbXBsZXRpb25fdG9rZW5zGAYgASgDIpwDCgZMaW1pdHMSGQoRY29udGVudF9ieXRlc19tYXgYASABKAUSEQoJYmF0Y2hfbWF4GAIgASgFEhsKE3dpbmRvd19vYnNlcnZhdGlvbnMYAyABKAUSFAoMd2luZG93X2J5dGVzGAQgASgDEhkKEW1lc3NhZ2VfYnl0ZXNfbWF4GAUgASgFEhYKDm5hbWVfYnl0ZXNfbWF4GAYgASgFEhoKEm1ldGFkYXRhX2J5dGVzX21heBgHIAEoBRIYChByZWNhbGxfbGltaXRfbWF4GAggASgFEh0KFXF1ZXJpZXNfaW5fZmxpZ2h0X21heBgJIAEoBRI3ChRyZXF1ZXN0X2lkX3JldGVudGlvbhgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIaChJtZXNzYWdlX2ZpZWxkc19tYXgYCyABKAUSHgoWY29ubmVjdGlvbl9zdHJlYW1zX21heBgMIAEoBRIaChJjYWxsZXJfc3RyZWFtc19tYXgYDSABKAUSGAoQY2FsbGVyX2NhbGxzX21heBgOIAEoBSJyCg5FbWJlZGRpbmdNb2RlbBIMCgRuYW1lGAEgASgJEhEKCWRpbWVuc2lvbhgCIAEoBRISCgpjb3NpbmVfbG93GAMgASgBEhMKC2Nvc2luZV9oaWdoGAQgASgBEhYKDnNpbWlsYXJpdHlfbWluGAUgASgBKnQKCk1vZGVsU3RhdGUSGwoXTU9ERUxfU1RBVEVfVU5TUEVDSUZJRUQQABIXChNNT0RFTF9TVEFURV9VTktOT1dOEAESFwoTTU9ERUxfU1RBVEVfU0VSVklORxACEhcKE01PREVMX1NUQVRFX0ZBSUxJTkcQAyrzAQoKQ2FwYWJpbGl0eRIaChZDQVBBQklMSVRZX1VOU1BFQ0lGSUVEEAASFAoQQ0FQQUJJTElUWV9XQVRDSBABEhwKGENBUEFCSUxJVFlfQ09OVkVSU0FUSU9OUxACEhgKFENBUEFCSUxJVFlfTElGRUNZQ0xFEAMSFAoQQ0FQQUJJTElUWV9FUkFTRRAEEhUKEUNBUEFCSUxJVFlfRVhQT1JUEAUSGQoVQ0FQQUJJTElUWV9PUEVSQVRJT05TEAYSGQoVQ0FQQUJJTElUWV9SRUZMRUNUSU9OEAcSGAoUQ0FQQUJJTElUWV9TVUJTQ1JJQkUQCDLJAQoNU2VydmVyU2VydmljZRJYCg1HZXRTZXJ2ZXJJbmZvEiIubWVtc3RyZWFtLnYxLkdldFNlcnZlckluZm9SZXF1ZXN0GiMubWVtc3RyZWFtLnYxLkdldFNlcnZlckluZm9SZXNwb25zZRJeCg9HZXRTZXJ2ZXJTdGF0dXMSJC5tZW1zdHJlYW0udjEuR2V0U2VydmVyU3RhdHVzUmVxdWVzdBolLm1lbXN0cmVhbS52MS5HZXRTZXJ2ZXJTdGF0dXNSZXNwb25zZUJTChBkZXYubWVtc3RyZWFtLnYxQhJTZXJ2ZXJTZXJ2aWNlUHJvdG9QAVopbWVtc3RyZWFtLmRldi9nby9tZW1zdHJlYW0vdjE7bWVtc3RyZWFtdjFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+
+/**
+ * Requests the status of the server.
+ *
+ * @generated from message memstream.v1.GetServerStatusRequest
+ */
+export type GetServerStatusRequest = Message<"memstream.v1.GetServerStatusRequest"> & {
+};
+
+/**
+ * Describes the message memstream.v1.GetServerStatusRequest.
+ * Use `create(GetServerStatusRequestSchema)` to create a new message.
+ */
+export const GetServerStatusRequestSchema: GenMessage<GetServerStatusRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_server_service, 0);
+
+/**
+ * What the server uses and does now. Counts are those since its start.
+ *
+ * @generated from message memstream.v1.GetServerStatusResponse
+ */
+export type GetServerStatusResponse = Message<"memstream.v1.GetServerStatusResponse"> & {
+  /**
+   * When it was started.
+   *
+   * @generated from field: google.protobuf.Timestamp start_time = 1;
+   */
+  startTime?: Timestamp | undefined;
+
+  /**
+   * When the status was read: the difference of two answers is a rate.
+   *
+   * @generated from field: google.protobuf.Timestamp read_time = 2;
+   */
+  readTime?: Timestamp | undefined;
+
+  /**
+   * Bytes of RAM that the process has; 0 where the system does not say.
+   *
+   * @generated from field: int64 resident_bytes = 3;
+   */
+  residentBytes: bigint;
+
+  /**
+   * Bytes of RAM that the machine has; 0 where the system does not say.
+   *
+   * @generated from field: int64 machine_bytes = 4;
+   */
+  machineBytes: bigint;
+
+  /**
+   * Seconds of CPU that the process has used.
+   *
+   * @generated from field: double cpu_seconds = 5;
+   */
+  cpuSeconds: number;
+
+  /**
+   * Bytes of the data directory's files.
+   *
+   * @generated from field: int64 data_bytes = 6;
+   */
+  dataBytes: bigint;
+
+  /**
+   * Bytes that are free on the disk of the data directory.
+   *
+   * @generated from field: int64 disk_free_bytes = 7;
+   */
+  diskFreeBytes: bigint;
+
+  /**
+   * Bytes of that disk.
+   *
+   * @generated from field: int64 disk_total_bytes = 8;
+   */
+  diskTotalBytes: bigint;
+
+  /**
+   * Memories that are in RAM, and
+   *
+   * @generated from field: int64 active_memories = 9;
+   */
+  activeMemories: bigint;
+
+  /**
+   * their bytes.
+   *
+   * @generated from field: int64 active_bytes = 10;
+   */
+  activeBytes: bigint;
+
+  /**
+   * Observations that are received and not yet stored, in active memories.
+   *
+   * @generated from field: int64 backlog = 11;
+   */
+  backlog: bigint;
+
+  /**
+   * Rows that wait for the vector index.
+   *
+   * @generated from field: int64 outbox = 12;
+   */
+  outbox: bigint;
+
+  /**
+   * Streams that are open, by rpc.
+   *
+   * @generated from field: repeated memstream.v1.OpenStreams streams = 13;
+   */
+  streams: OpenStreams[];
+
+  /**
+   * Producers that are held in RAM.
+   *
+   * @generated from field: int64 producers = 14;
+   */
+  producers: bigint;
+
+  /**
+   * Watches and standing queries that are open.
+   *
+   * @generated from field: int64 watchers = 15;
+   */
+  watchers: bigint;
+
+  /**
+   * The calls, by rpc.
+   *
+   * @generated from field: repeated memstream.v1.RpcFigures rpcs = 16;
+   */
+  rpcs: RpcFigures[];
+
+  /**
+   * Observations that were stored.
+   *
+   * @generated from field: int64 observations = 17;
+   */
+  observations: bigint;
+
+  /**
+   * Recalls that were answered.
+   *
+   * @generated from field: int64 recalls = 18;
+   */
+  recalls: bigint;
+
+  /**
+   * The settings, without secrets.
+   *
+   * @generated from field: repeated memstream.v1.Setting settings = 19;
+   */
+  settings: Setting[];
+};
+
+/**
+ * Describes the message memstream.v1.GetServerStatusResponse.
+ * Use `create(GetServerStatusResponseSchema)` to create a new message.
+ */
+export const GetServerStatusResponseSchema: GenMessage<GetServerStatusResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_server_service, 1);
+
+/**
+ * The open streams of one rpc.
+ *
+ * @generated from message memstream.v1.OpenStreams
+ */
+export type OpenStreams = Message<"memstream.v1.OpenStreams"> & {
+  /**
+   * The rpc, for instance "Watch".
+   *
+   * @generated from field: string rpc = 1;
+   */
+  rpc: string;
+
+  /**
+   * How many are open.
+   *
+   * @generated from field: int64 streams = 2;
+   */
+  streams: bigint;
+};
+
+/**
+ * Describes the message memstream.v1.OpenStreams.
+ * Use `create(OpenStreamsSchema)` to create a new message.
+ */
+export const OpenStreamsSchema: GenMessage<OpenStreams> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_server_service, 2);
+
+/**
+ * The ended calls of one rpc since the server's start.
+ *
+ * @generated from message memstream.v1.RpcFigures
+ */
+export type RpcFigures = Message<"memstream.v1.RpcFigures"> & {
+  /**
+   * The rpc, for instance "RecallOnce".
+   *
+   * @generated from field: string rpc = 1;
+   */
+  rpc: string;
+
+  /**
+   * Calls that ended.
+   *
+   * @generated from field: int64 calls = 2;
+   */
+  calls: bigint;
+
+  /**
+   * Of these, calls that ended with an error.
+   *
+   * @generated from field: int64 failed = 3;
+   */
+  failed: bigint;
+
+  /**
+   * Half of the calls ended within this time, to the bound of a bucket; a stream's time is its whole life. Unset
+   * without calls.
+   *
+   * @generated from field: google.protobuf.Duration median = 4;
+   */
+  median?: Duration | undefined;
+
+  /**
+   * 99 of 100 calls ended within this time, as above.
+   *
+   * @generated from field: google.protobuf.Duration p99 = 5;
+   */
+  p99?: Duration | undefined;
+};
+
+/**
+ * Describes the message memstream.v1.RpcFigures.
+ * Use `create(RpcFiguresSchema)` to create a new message.
+ */
+export const RpcFiguresSchema: GenMessage<RpcFigures> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_server_service, 3);
+
+/**
+ * A setting of the server.
+ *
+ * @generated from message memstream.v1.Setting
+ */
+export type Setting = Message<"memstream.v1.Setting"> & {
+  /**
+   * Its name.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * Its value as text; "**********" for a secret that is set.
+   *
+   * @generated from field: string value = 2;
+   */
+  value: string;
+
+  /**
+   * Whether the operator set it; else the value is the default.
+   *
+   * @generated from field: bool given = 3;
+   */
+  given: boolean;
+};
+
+/**
+ * Describes the message memstream.v1.Setting.
+ * Use `create(SettingSchema)` to create a new message.
+ */
+export const SettingSchema: GenMessage<Setting> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_server_service, 4);
 
 /**
  * Requests information about the server.
@@ -29,7 +304,7 @@ export type GetServerInfoRequest = Message<"memstream.v1.GetServerInfoRequest"> 
  * Use `create(GetServerInfoRequestSchema)` to create a new message.
  */
 export const GetServerInfoRequestSchema: GenMessage<GetServerInfoRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 0);
+  messageDesc(file_memstream_v1_server_service, 5);
 
 /**
  * What the server is.
@@ -128,7 +403,7 @@ export type GetServerInfoResponse = Message<"memstream.v1.GetServerInfoResponse"
  * Use `create(GetServerInfoResponseSchema)` to create a new message.
  */
 export const GetServerInfoResponseSchema: GenMessage<GetServerInfoResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 1);
+  messageDesc(file_memstream_v1_server_service, 6);
 
 /**
  * The status of one model's calls since the server's start. A call is a request with its retries.
@@ -191,7 +466,7 @@ export type ModelStatus = Message<"memstream.v1.ModelStatus"> & {
  * Use `create(ModelStatusSchema)` to create a new message.
  */
 export const ModelStatusSchema: GenMessage<ModelStatus> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 2);
+  messageDesc(file_memstream_v1_server_service, 7);
 
 /**
  * The use of a model in one role since the server's start.
@@ -248,7 +523,7 @@ export type ModelUsage = Message<"memstream.v1.ModelUsage"> & {
  * Use `create(ModelUsageSchema)` to create a new message.
  */
 export const ModelUsageSchema: GenMessage<ModelUsage> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 3);
+  messageDesc(file_memstream_v1_server_service, 8);
 
 /**
  * The limits of a server.
@@ -363,7 +638,7 @@ export type Limits = Message<"memstream.v1.Limits"> & {
  * Use `create(LimitsSchema)` to create a new message.
  */
 export const LimitsSchema: GenMessage<Limits> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 4);
+  messageDesc(file_memstream_v1_server_service, 9);
 
 /**
  * An embedding model: its space and how its cosines are scaled.
@@ -412,7 +687,7 @@ export type EmbeddingModel = Message<"memstream.v1.EmbeddingModel"> & {
  * Use `create(EmbeddingModelSchema)` to create a new message.
  */
 export const EmbeddingModelSchema: GenMessage<EmbeddingModel> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 5);
+  messageDesc(file_memstream_v1_server_service, 10);
 
 /**
  * Whether a model answers.
@@ -546,6 +821,17 @@ export const ServerService: GenService<{
     methodKind: "unary";
     input: typeof GetServerInfoRequestSchema;
     output: typeof GetServerInfoResponseSchema;
+  },
+  /**
+   * Returns what the server that answers uses and does: RAM, disk, calls, settings. Needs the right `admin` in every
+   * namespace, because it sums up all tenants.
+   *
+   * @generated from rpc memstream.v1.ServerService.GetServerStatus
+   */
+  getServerStatus: {
+    methodKind: "unary";
+    input: typeof GetServerStatusRequestSchema;
+    output: typeof GetServerStatusResponseSchema;
   },
 }> = /*@__PURE__*/
   serviceDesc(file_memstream_v1_server_service, 0);

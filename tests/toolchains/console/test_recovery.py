@@ -1,0 +1,162 @@
+"""The console while the server restarts, after a key is revoked, on an empty server, in many tabs, and its programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import memstream
+from memstream_server.rpc.access import keys
+from tests.server.conftest import QUICK
+from tests.support.server import ServerProcess, free_address
+from tests.toolchains.console.conftest import WAIT_MS, Console, Visit
+
+pytestmark = [pytest.mark.toolchain, pytest.mark.asyncio(loop_scope="session")]
+TABS = 9
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def page(console: Console) -> AsyncIterator[Any]:
+    """A page in a context of its own, without a server."""
+    context = await console.browser.new_context(viewport={"width": 1280, "height": 800}, locale="en-US")
+    context.set_default_timeout(WAIT_MS)
+    yield await context.new_page()
+    await context.close()
+
+
+async def test_view_recovers_when_the_server_is_back(page: Any, tmp_path: Path) -> None:
+    address = free_address()
+    server = ServerProcess(tmp_path / "data", http_listen=address, **QUICK)
+    with server:
+        async with memstream.connect(server.address) as client:
+            await (await client.create_memory("shop/back")).observe_batch(["Ann drinks tea."])
+        await page.goto(f"http://{address}/#/m/shop/back")
+        await page.get_by_text("Ann drinks tea.").wait_for()
+        assert server.stop() == 0
+        await page.get_by_role("link", name="Timeline").click()
+        await page.get_by_role("alert").get_by_text("The server does not answer.").wait_for()
+    with ServerProcess(tmp_path / "data", http_listen=address, **QUICK):
+        await page.locator(".timeline li", has_text="Ann drinks tea.").wait_for()
+
+
+async def test_page_that_was_half_loaded_loads_again(page: Any, visit: Visit) -> None:
+    """The server goes away between the page and its modules."""
+    lost = True
+
+    async def cut(route: Any) -> None:
+        await (route.abort() if lost else route.continue_())
+
+    await page.route("**/console/app.js", cut)
+    await page.goto(f"http://{visit.console.address}/#/server")
+    await page.get_by_text("The server does not answer yet.").wait_for()
+    lost = False
+    await page.get_by_label("API key").wait_for()
+
+
+async def test_revoked_key_asks_to_sign_in_and_returns_to_the_view(page: Any, tmp_path: Path) -> None:
+    address, keys_file, policy_file = free_address(), tmp_path / "keys.json", tmp_path / "policy.toml"
+    policy_file.write_text('[[grant]]\nwho = ["key:*"]\nnamespaces = ["*"]\nverbs = ["*"]\n')
+    made, first = keys.create_key(keys_file, "first")
+    second = keys.create_key(keys_file, "second")[1]
+    settings = QUICK | {"api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
+    with ServerProcess(tmp_path / "data", http_listen=address, **settings) as server:
+        async with memstream.connect(server.address, token=second) as client:
+            await (await client.create_memory("shop/revoked")).observe_batch(["Ann drinks tea."])
+            await page.goto(f"http://{address}/#/m/shop/revoked/live")
+            await page.get_by_label("API key").fill(first)
+            await page.keyboard.press("Enter")
+            await page.locator("[data-state=live]").wait_for()
+            keys.revoke_key(keys_file, made.id)
+            await page.get_by_text("The server no longer takes this key").wait_for()
+            await page.get_by_label("API key").fill(second)
+            await page.keyboard.press("Enter")
+            await page.locator("[data-state=live]").wait_for()
+
+
+async def test_empty_server_says_how_to_begin(page: Any, tmp_path: Path) -> None:
+    address = free_address()
+    with ServerProcess(tmp_path / "data", http_listen=address, **QUICK) as server:
+        await page.goto(f"http://{address}/")
+        await page.get_by_text("This server is empty.").wait_for()
+        for program in await page.locator("pre").all_text_contents():
+            code = program.replace("127.0.0.1:7700", server.address)
+            command = [sys.executable, "-c", code] if code.startswith("import") else ["bash", "-c", code]
+            done = await run(command)
+            assert "Bob drinks green tea." in done.stdout, done.stderr
+        await page.reload()
+        await page.get_by_role("link", name="demo", exact=True).wait_for()
+
+
+async def test_more_live_tabs_than_connections_all_go_on(visit: Visit) -> None:
+    memory = await visit.console.client.create_memory("shop/tabs")
+    first = await visit.sign_in("m/shop/tabs/live")
+    await first.locator("[data-state=live]").wait_for()
+    tabs = [first]
+    for _ in range(TABS - 1):
+        tab = await first.context.new_page()
+        await tab.goto(f"http://{visit.console.address}/#/m/shop/tabs/live")
+        await tab.get_by_label("API key").fill(visit.console.keys["reader"])
+        await tab.keyboard.press("Enter")
+        await tab.locator("[data-state=live]").wait_for()
+        tabs.append(tab)
+    await memory.observe_batch(["Ann arrives in every tab."])
+    for tab in tabs:
+        await tab.locator(".card", has_text="Ann arrives").wait_for()
+        assert await tab.locator(".card", has_text="Ann arrives").count() == 1
+    await tabs[-1].get_by_role("link", name="Recall").click()
+    await tabs[-1].get_by_label("Query", exact=True).fill("Who arrives?")
+    await tabs[-1].keyboard.press("Enter")
+    await tabs[-1].locator(".ranking > li").first.wait_for()
+    for tab in tabs[1:]:
+        await tab.close()
+
+
+async def run(command: list[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a program to its end."""
+    options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "timeout": 60}
+    return await asyncio.to_thread(subprocess.run, command, env=environment, check=False, **options)
+
+
+async def copied(page: Any, language: str, call: str) -> str:
+    """The program of a call of the view."""
+    box = page.locator("details.copies")
+    if await box.get_attribute("open") is None:
+        await box.locator("summary").click()
+    await box.get_by_label("Call").select_option(label=call)
+    await box.get_by_label("Language").select_option(language)
+    return str(await box.locator("pre").text_content())
+
+
+async def test_copied_programs_do_what_the_view_did(visit: Visit) -> None:
+    console = visit.console
+    memory = await console.client.create_memory("shop/copied")
+    await memory.observe_batch(["Ann's kettle: green tea \u2615", "Bob sells maps."])
+    environment = os.environ | {
+        "MEMSTREAM_TOKEN": console.keys["reader"],
+        "MEMSTREAM_TARGET": console.server.address,
+    }
+    page = await visit.sign_in("m/shop/copied/recall?text=What's in Ann's kettle?&limit=1", key="reader")
+    await page.locator(".ranking > li").first.wait_for()
+    for language, program in (("curl", ["bash", "-c"]), ("python", [sys.executable, "-c"])):
+        code = await copied(page, language, "StreamService/RecallOnce")
+        assert console.keys["reader"] not in code
+        done = await run([*program, code], environment)
+        answer = json.loads(done.stdout)
+        assert answer["recollections"]["recollections"][0]["fragment"]["content"].startswith("Ann's kettle"), language
+    code = await copied(page, "typescript", "StreamService/RecallOnce")
+    assert "RecallOnceRequestSchema" in code
+    assert "client.streams.recallOnce(request)" in code
+    await visit.go("m/shop/copied/live")
+    await page.locator("[data-state=live]").wait_for()
+    code = await copied(page, "curl", "StreamService/Watch")
+    done = await run(["timeout", "5", "bash", "-c", code], environment)
+    assert '"progress"' in done.stdout or '"events"' in done.stdout, done.stderr
