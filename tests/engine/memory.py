@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from memstream_server.core.events import Event
-from memstream_server.core.listing import Listing
+from memstream_server.core.filters import Listing
 from memstream_server.core.values import Fragment, Structured, Tier, Vector
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import InvalidField

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memstream_server.adapters.journal.sql import reads
-from memstream_server.core.listing import Listing
+from memstream_server.core.filters import Listing
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.engine import Engine

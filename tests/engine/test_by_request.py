@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from memstream_server.core.events import Event, EventType
-from memstream_server.core.filters import Filter
-from memstream_server.core.listing import Listing
+from memstream_server.core.filters import Filter, Listing
 from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.engine import lifecycle

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pytest
 
 from memstream_server.app.models import Models
-from memstream_server.core.listing import Listing
+from memstream_server.core.filters import Listing
 from memstream_server.core.policy import DBGPT, DEFAULT, Overflow, Policy, with_value
 from memstream_server.core.values import Fragment, MemoryKind
 from memstream_server.engine.engine import Engine

@@ -13,7 +13,7 @@ import pytest
 
 from memstream_server.app.models import Models
 from memstream_server.core.events import EventType
-from memstream_server.core.listing import Listing
+from memstream_server.core.filters import Listing
 from memstream_server.core.policy import DEFAULT, Overflow, Policy, with_value
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.values import Fragment, MemoryKind, Tier

@@ -12,7 +12,7 @@ import pytest
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.app.models import Models
 from memstream_server.core.events import Event, EventType, ModelUse, Purpose
-from memstream_server.core.listing import Listing
+from memstream_server.core.filters import Listing
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
 from memstream_server.core.values import Fragment, FragmentKind, MemoryKind, Tier
 from memstream_server.engine.background import jobs

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from memstream_server.core.listing import Listing
+from memstream_server.core.filters import Listing
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
 from memstream_server.core.scores import Part, Scored
 from memstream_server.core.values import Fragment, MemoryKind

@@ -11,7 +11,7 @@ import pytest
 
 from memstream_server.adapters.models.hashing import HashingEmbedder
 from memstream_server.core.events import EventType
-from memstream_server.core.listing import Listing
+from memstream_server.core.filters import Listing
 from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.engine.engine import Engine

@@ -11,8 +11,8 @@ import pytest
 
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import HashingEmbedder
+from memstream_server.core.filters import Listing
 from memstream_server.core.lexical import query_terms
-from memstream_server.core.listing import Listing
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.memory import working_set
 from memstream_server.engine.memory.decision import Decision

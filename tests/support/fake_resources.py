@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from memstream_server.core.columns import Columns
 from memstream_server.core.events import Event, EventType
-from memstream_server.core.filters import Filter, passes
-from memstream_server.core.listing import Listing
+from memstream_server.core.filters import Filter, Listing, passes
 from memstream_server.core.session_summaries import SessionQuery, SessionSummary, summarize_sessions
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.engine.conflicts import Resolved, Verdict

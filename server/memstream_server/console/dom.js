@@ -28,7 +28,7 @@ export function show(element, ...children) {
 }
 
 // Characters that nobody sees: Unicode's default-ignorable ones and controls. The server marks fragments by the same
-// rules (core/hidden_text.py): what belongs to a shown sign is not hidden.
+// rules (core/printable.py): what belongs to a shown sign is not hidden.
 const JOINING = "\\u0600-\\u07ff\\u0860-\\u109f\\u1780-\\u18af\\u1900-\\u1cff\\ua800-\\uaaff\\ufb50-\\ufdff\\ufe70-\\ufefc";
 const SIGN = "#*0-9\\xa9\\xae\\u203c-\\u3299\\u{1f000}-\\u{1faff}";
 const HAN = "\\u3400-\\u9fff\\uf900-\\ufaff\\u{20000}-\\u{323af}";

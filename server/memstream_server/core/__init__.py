@@ -29,9 +29,8 @@ Values and decisions:
 Recall:
     arrays: growable numpy arrays
     columns: the attributes of fragments as numpy columns
-    filters: which fragments a recall may return
+    filters: which fragments a recall may return, and a list has, in which order
     session_summaries: the sessions of a memory, from the columns
-    listing: lists of fragments by text, and in the order of an attribute
     dense: cosines over the vectors of a memory
     quantized: int8 copies of vectors, and bounds on the errors of their products
     unread: the vectors that a ranking by int8 copies must read
@@ -54,6 +53,5 @@ Recall:
     budget: the token budget of a recall
     rendering: the indexed text of a fragment
     stable_hash: a hash that is the same in every process
-    printable: escapes text for logs, errors and terminals
-    hidden_text: the characters of a text that nobody sees
+    printable: escapes text for logs, errors and terminals; the characters of a content that nobody sees
 """

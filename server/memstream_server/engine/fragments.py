@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memstream_server.core.enhancement import merged_text
-from memstream_server.core.filters import Filter, Unmatched, mask, visible
-from memstream_server.core.listing import Listing, order_slots
+from memstream_server.core.filters import Filter, Listing, Unmatched, mask, order_slots, visible
 from memstream_server.core.session_summaries import SessionQuery, SessionSummary, summarize_sessions
 from memstream_server.core.speakers import fold_name
 from memstream_server.core.values import Enhancement, Fragment, Tier

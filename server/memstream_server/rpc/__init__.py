@@ -18,7 +18,7 @@ fragments: fragment rpcs of MemoryService
 health: grpc.health.v1
 http: the HTTP port: Connect, gRPC-Web and JSON over the same handlers
 idempotency: returns the first response to a repeated request_id
-info: ServerService
+info: ServerService: the server and its status
 limits: bounds of requests, streams and calls
 memories: memory rpcs of MemoryService
 observe: the Observe stream
@@ -30,7 +30,6 @@ registration: registers handlers from the contract's descriptors
 request_reader: reads, bounds, decompresses and parses request messages
 rpc_table: rights, locality, capability and message size of every rpc
 server: builds, starts and stops the gRPC server
-server_status: what the server uses and does
 sessions: the list of a memory's sessions
 slow_consumer: ends a stream whose client does not read
 standing_queries: the list of a memory's open standing queries

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import grpc.aio
 
 from memstream.v1 import memory_service_pb2 as pb
-from memstream_server.core.filters import Filter
-from memstream_server.core.listing import Listing, Order
+from memstream_server.core.filters import Filter, Listing, Order
 from memstream_server.core.policy import Truth
 from memstream_server.core.values import Fragment
 from memstream_server.engine.lifecycle import FragmentChange

@@ -1,23 +1,31 @@
-"""ServerService: version, capabilities, limits and models of the server."""
+"""ServerService: version, capabilities, limits and models of the server; and what it uses and does."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import resource
+import shutil
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
+from pydantic import SecretStr
 
 from memstream.v1 import server_service_pb2 as pb
 from memstream_server.ports.models import ModelState, ModelStatus
 from memstream_server.rpc.access.caller import Verb, caller_may
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.server_status import read_status
-from memstream_server.rpc.wire.scalars import timestamp_message
+from memstream_server.rpc.wire.scalars import duration_message, timestamp_message
 
 if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
     from memstream_server.engine.engine import Engine
     from memstream_server.observability import Metrics
     from memstream_server.settings import Settings
@@ -28,6 +36,10 @@ _STATES = {
     ModelState.FAILING: pb.ModelState.MODEL_STATE_FAILING,
 }
 _REFLECTION = pb.Capability.CAPABILITY_REFLECTION
+
+_SECRET = "**********"
+_FAILURES_OF_CALLERS = ("OK", "CANCELLED")
+"""Codes of calls that did not fail: a client ends its streams by cancelling them."""
 
 
 class ServerService:
@@ -83,7 +95,7 @@ class ServerService:
     async def get_server_status(
         self, _request: pb.GetServerStatusRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetServerStatusResponse:
-        answer = await read_status(self._engine, self._metrics, self._settings)
+        answer = await _read_status(self._engine, self._metrics, self._settings)
         answer.start_time.CopyFrom(timestamp_message(self._started_us))
         return answer
 
@@ -107,3 +119,119 @@ def server_version() -> str:
         return version("memstream")
     except PackageNotFoundError:  # a source tree without an installed package
         return "unknown"
+
+
+async def _read_status(
+    engine: Engine, metrics: Metrics | None, settings: Settings | None
+) -> pb.GetServerStatusResponse:
+    """All but the start time; without metrics or settings their parts are empty."""
+    held = engine.memory_stats()
+    answer = pb.GetServerStatusResponse(
+        read_time=timestamp_message(time.time_ns() // 1_000),
+        cpu_seconds=time.process_time(),
+        active_memories=held.memories,
+        active_bytes=held.size_bytes,
+        backlog=held.backlog,
+        producers=held.producers,
+        watchers=held.watchers,
+    )
+    answer.resident_bytes, answer.machine_bytes = _measure_ram()
+    if settings is not None:
+        answer.settings.extend(_list_settings(settings))
+        folder = settings.data_dir
+        answer.data_bytes, answer.disk_free_bytes, answer.disk_total_bytes = await asyncio.to_thread(_measure, folder)
+    if metrics is not None:
+        answer.outbox = round(_sum_samples(metrics.outbox_depth))
+        answer.observations = round(_sum_samples(metrics.observations_stored, "_total"))
+        answer.recalls = round(_sum_samples(metrics.recalls, "_total"))
+        for rpc, streams in sorted(_by_rpc(metrics.streams, "").items()):
+            if streams:
+                answer.streams.add(rpc=rpc, streams=round(streams))
+        answer.rpcs.extend(_list_rpcs(metrics))
+    return answer
+
+
+def _measure_ram() -> tuple[int, int]:
+    """(bytes that the process has, bytes of the machine)."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        resident = pages * resource.getpagesize()
+    except OSError:  # not on Linux
+        resident = 0
+    try:
+        return resident, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return resident, 0
+
+
+def _measure(folder: Path) -> tuple[int, int, int]:
+    """(bytes of the files below the folder, free bytes of its disk, bytes of the disk)."""
+    size = 0
+    for path in folder.rglob("*"):
+        try:
+            size += path.stat().st_size if path.is_file() else 0
+        except OSError:  # removed meanwhile
+            continue
+    disk = shutil.disk_usage(folder)
+    return size, disk.free, disk.total
+
+
+def _list_settings(settings: Settings) -> list[pb.Setting]:
+    return [
+        pb.Setting(name=name, value=_show_value(getattr(settings, name)), given=name in settings.model_fields_set)
+        for name in type(settings).model_fields
+    ]
+
+
+def _show_value(value: object) -> str:
+    if isinstance(value, SecretStr):
+        return _SECRET if value.get_secret_value() else ""
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple):
+        return ", ".join(_show_value(each) for each in value)
+    return str(getattr(value, "value", value))
+
+
+def _list_rpcs(metrics: Metrics) -> list[pb.RpcFigures]:
+    calls, failed = defaultdict[str, float](float), defaultdict[str, float](float)
+    for family in metrics.calls.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_total"):
+                rpc = sample.labels["rpc"]
+                calls[rpc] += sample.value
+                failed[rpc] += sample.value if sample.labels["code"] not in _FAILURES_OF_CALLERS else 0
+    buckets = defaultdict[str, list[tuple[float, float]]](list)
+    for family in metrics.call_seconds.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_bucket"):
+                buckets[sample.labels["rpc"]].append((float(sample.labels["le"]), sample.value))
+    found = []
+    for rpc in sorted(calls, key=lambda name: -calls[name]):
+        one = pb.RpcFigures(rpc=rpc, calls=round(calls[rpc]), failed=round(failed[rpc]))
+        if buckets[rpc]:
+            one.median.CopyFrom(duration_message(_find_quantile(buckets[rpc], 0.5)))
+            one.p99.CopyFrom(duration_message(_find_quantile(buckets[rpc], 0.99)))
+        found.append(one)
+    return found
+
+
+def _find_quantile(buckets: list[tuple[float, float]], share: float) -> float:
+    """Seconds: the bound of the first bucket with that share of the calls; the last finite bound if none has."""
+    wanted = share * buckets[-1][1]
+    bounds = [bound for bound, _ in buckets[:-1]]
+    return next((bound for bound, count in buckets[:-1] if count >= wanted), bounds[-1])
+
+
+def _sum_samples(metric: Collector, suffix: str = "") -> float:
+    return sum(_by_rpc(metric, suffix).values())
+
+
+def _by_rpc(metric: Collector, suffix: str) -> Mapping[str, float]:
+    """The values of a counter (suffix "_total") or a gauge, summed by the label `rpc`; under "" without one."""
+    found = defaultdict[str, float](float)
+    for family in metric.collect():
+        for sample in family.samples:
+            if sample.name == family.name + suffix:
+                found[sample.labels.get("rpc", "")] += sample.value
+    return found

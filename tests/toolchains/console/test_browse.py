@@ -185,8 +185,8 @@ async def test_hidden_text_is_written_out_and_marked(visit: Visit) -> None:
 
 
 async def test_browser_and_server_agree_on_ignorable_characters(visit: Visit) -> None:
-    """The table of core/hidden_text.py is Unicode's property, as the browser has it."""
-    from memstream_server.core.hidden_text import DEFAULT_IGNORABLE
+    """The table of core/printable.py is Unicode's property, as the browser has it."""
+    from memstream_server.core.printable import DEFAULT_IGNORABLE
 
     page = await visit.sign_in("")
     found = await page.evaluate(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memstream_server.core.enhancement import merged_text
-from memstream_server.core.listing import Listing
+from memstream_server.core.filters import Listing
 from memstream_server.core.timeline import Loss, NotKept, Timeline
 from memstream_server.core.values import Enhancement, Fragment, Held, Tier
 from memstream_server.engine import lifecycle

@@ -9,10 +9,9 @@ from google.protobuf.message import Message
 
 from memstream.v1 import event_pb2, fragment_pb2, memory_service_pb2, stream_service_pb2
 from memstream_server.core.events import Event, EventType, Imported, Reason
-from memstream_server.core.filters import Filter, Unmatched
-from memstream_server.core.hidden_text import list_hidden
-from memstream_server.core.listing import Order
+from memstream_server.core.filters import Filter, Order, Unmatched
 from memstream_server.core.policy import Truth
+from memstream_server.core.printable import list_hidden
 from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Role, Tier, TruthStatus
 from memstream_server.engine.requests import AsOf, fragment_etag
 from memstream_server.ports.journal.records import Version
@@ -86,17 +85,9 @@ def write_fragment(message: fragment_pb2.Fragment, fragment: Fragment) -> None:
         scalars.write_time(message.valid_until, fragment.valid_until_us)
     if fragment.metadata:
         scalars.write_metadata(message.metadata, fragment.metadata)
-    message.hidden_characters.extend(list_hidden(_list_texts(fragment)))
-
-
-def _list_texts(fragment: Fragment) -> list[str]:
-    """All texts of a client in a fragment; `content` has the parts of a structured one too."""
     texts = [fragment.content, fragment.speaker, fragment.session, fragment.external_id]
-    for key, value in fragment.metadata:
-        texts.append(key)
-        if isinstance(value, str):
-            texts.append(value)
-    return texts
+    texts += [text for pair in fragment.metadata for text in pair if isinstance(text, str)]
+    message.hidden_characters.extend(list_hidden("\n".join(texts)))
 
 
 def write_version(message: memory_service_pb2.FragmentVersion, version: Version) -> None:
