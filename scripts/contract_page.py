@@ -34,13 +34,13 @@ An `optional` field records whether it was set; at most one field of a *oneof* i
 
 def contract_page() -> str:
     """The page for the current files. Raises SystemExit with protoc's code if it rejects them."""
-    return HEAD + "".join("\n" + _file_section(file) for file in sorted(_compile_protos(), key=_file_order))
+    return HEAD + "".join("\n" + _file_section(file) for file in sorted(compile_protos(), key=file_order))
 
 
 def reasons() -> list[tuple[str, str]]:
     """(name without its prefix, comment in one line) of every value of ErrorReason but the unspecified one."""
-    file = next(file for file in _compile_protos() if file.name.endswith("/error.proto"))
-    comments = _Comments(file)
+    file = next(file for file in compile_protos() if file.name.endswith("/error.proto"))
+    comments = Comments(file)
     values = enumerate(file.enum_type[0].value)
     lines = [
         (value.name, comments.line(FileDescriptorProto.ENUM_TYPE_FIELD_NUMBER, 0, 2, place)) for place, value in values
@@ -48,7 +48,8 @@ def reasons() -> list[tuple[str, str]]:
     return [(name.removeprefix("ERROR_REASON_"), line) for name, line in lines[1:]]
 
 
-def _compile_protos() -> list[FileDescriptorProto]:
+def compile_protos() -> list[FileDescriptorProto]:
+    """The files of the contract with their comments. Raises SystemExit with protoc's code if it rejects them."""
     sources = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
     roots = (PROTOS, ROOT / "third_party" / "googleapis", resources("grpc_tools") / "_proto")
     with tempfile.NamedTemporaryFile() as out:
@@ -59,27 +60,30 @@ def _compile_protos() -> list[FileDescriptorProto]:
         return list(FileDescriptorSet.FromString(Path(out.name).read_bytes()).file)
 
 
-def _file_order(file: FileDescriptorProto) -> tuple[int, str]:
+def file_order(file: FileDescriptorProto) -> tuple[int, str]:
+    """Sorts the services first."""
     name = Path(file.name).stem
     return (FIRST.index(name) if name in FIRST else len(FIRST), name)
 
 
-class _Comments:
+class Comments:
     """The comments of a file, by the path of the element they precede (see SourceCodeInfo in descriptor.proto)."""
 
     def __init__(self, file: FileDescriptorProto) -> None:
         self._found = {tuple(one.path): one.leading_comments for one in file.source_code_info.location}
 
     def paragraphs(self, *path: int) -> str:
+        """The comment of an element."""
         lines = (line.removeprefix(" ") for line in self._found.get(path, "").splitlines())
         return "\n".join(lines).strip()
 
     def line(self, *path: int) -> str:
+        """The comment in one line, for a table."""
         return " ".join(self.paragraphs(*path).split()).replace("|", "\\|")
 
 
 def _file_section(file: FileDescriptorProto) -> str:
-    comments = _Comments(file)
+    comments = Comments(file)
     # The comment before `syntax` (field 12) belongs to the file.
     parts = [f"## {Path(file.name).name}\n", comments.paragraphs(FileDescriptorProto.SYNTAX_FIELD_NUMBER) + "\n"]
     for place, service in enumerate(file.service):
@@ -102,7 +106,7 @@ def _call_signature(method: MethodDescriptorProto) -> str:
     return f"{asked} → {answered}"
 
 
-def _message_lines(message: DescriptorProto, comments: _Comments, *path: int) -> Iterator[str]:
+def _message_lines(message: DescriptorProto, comments: Comments, *path: int) -> Iterator[str]:
     yield f"### {message.name}\n"
     yield comments.paragraphs(*path) + "\n"
     if message.field:
@@ -113,7 +117,7 @@ def _message_lines(message: DescriptorProto, comments: _Comments, *path: int) ->
         yield "| field | number | type | meaning |\n|---|---|---|---|\n" + "".join(rows)
 
 
-def _enum_lines(enum: EnumDescriptorProto, comments: _Comments, *path: int) -> Iterator[str]:
+def _enum_lines(enum: EnumDescriptorProto, comments: Comments, *path: int) -> Iterator[str]:
     yield f"### {enum.name}\n"
     yield comments.paragraphs(*path) + "\n"
     rows = (

@@ -1,4 +1,5 @@
-"""Write docs/settings.md, policy.md, api.md, export.schema.json, the table of errors.md and the chart's schema.
+"""Write docs/settings.md, policy.md, api.md, export.schema.json, the table of errors.md, the chart's schema and
+rpc/http/openapi.json.
 
 `--check` compares instead of writing.
 """
@@ -22,6 +23,7 @@ from memstream_server.rpc.errors import CODES, RULES
 from memstream_server.settings import ENV_PREFIX, Settings
 from scripts.chart import FILES
 from scripts.contract_page import contract_page, reasons
+from scripts.openapi import openapi_text
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -94,7 +96,8 @@ PAGES = {
     "errors.md": errors_page,
     "export.schema.json": export_schema,
 }
-GENERATED = {DOCS / name: page for name, page in PAGES.items()} | FILES
+OPENAPI = DOCS.parent / "server/memstream_server/rpc/http/openapi.json"
+GENERATED = {DOCS / name: page for name, page in PAGES.items()} | {OPENAPI: openapi_text} | FILES
 """The text of every generated file, by path."""
 
 

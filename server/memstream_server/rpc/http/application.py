@@ -16,11 +16,12 @@ import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from memstream_server.engine.errors import EngineError, QueryTimeout
 from memstream_server.rpc.http.event_stream import EventStream, asks_for_events
@@ -29,6 +30,9 @@ from memstream_server.rpc.validation import invalid_field, quote_text
 
 _refusal: ContextVar[EngineError | None] = ContextVar("refusal", default=None)
 _peer_uris: ContextVar[tuple[bytes, ...]] = ContextVar("peer_uris", default=())
+OPENAPI_PATH = "/openapi.json"
+_OPENAPI = Path(__file__).with_name("openapi.json")
+"""Written by scripts/document.py from the contract."""
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _CHECKED = {
     b"connect-timeout-ms": (re.compile(rb"\d{1,10}"), "milliseconds, at most ten digits"),
@@ -127,6 +131,8 @@ class HttpApplication:
             respond = self._health(*service)
         elif origin and not self._allows_origin(origin, host, scope.get("scheme", "http")):
             respond = _error(403, "permission_denied", "pages of this origin may not call: see http_cors_origins")
+        elif scope["path"] == OPENAPI_PATH and scope["method"] in ("GET", "HEAD"):
+            respond = Response(_OPENAPI.read_bytes(), media_type="application/json")
         elif page := next((each for each in self._pages if each.serves(scope["path"])), None):
             respond = page
         elif asks_for_events(scope):
