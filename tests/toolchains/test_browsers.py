@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,16 @@ QUERY = {"text": "What does Bob drink?", "limit": 1}
 
 
 @contextmanager
-def run_envoy(server: ServerProcess, folder: Path) -> Iterator[Envoy]:
+def run_envoy(
+    server: ServerProcess, folder: Path, change: Callable[[dict[str, Any]], None] = lambda _: None
+) -> Iterator[Envoy]:
     """Runs an Envoy in front of the server."""
     try:
         program = deploying.find_envoy()
     except Absent as absent:
         pytest.skip(str(absent))
     deploying.write_descriptors()
-    with Envoy(program, folder, [server.address], configured="browsers.yaml") as envoy:
+    with Envoy(program, folder, [server.address], configured="browsers.yaml", change=change) as envoy:
         until = time.monotonic() + START_S
         while envoy.healthy_servers() != {server.address}:
             assert time.monotonic() < until, "Envoy does not see the server as healthy"
@@ -48,14 +51,19 @@ def run_envoy(server: ServerProcess, folder: Path) -> Iterator[Envoy]:
 
 
 @pytest.fixture(scope="module")
-def envoy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Envoy]:
-    """One Envoy for all tests, with a server that does not have the page's memories yet."""
-    folder = tmp_path_factory.mktemp("browsers")
-    with ServerProcess(folder / "data").configure(**WITH_INDEX) as server:
-        with run_envoy(server, folder) as envoy:
-            yield envoy
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that does not have the page's memories yet."""
+    with ServerProcess(tmp_path_factory.mktemp("served") / "data").configure(**WITH_INDEX) as server:
+        yield server
         assert server.stop() == 0
     check_log(server)
+
+
+@pytest.fixture(scope="module")
+def envoy(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Envoy]:
+    """One Envoy for all tests."""
+    with run_envoy(server, tmp_path_factory.mktemp("browsers")) as envoy:
+        yield envoy
 
 
 @pytest.fixture
@@ -243,9 +251,10 @@ def test_envoy_rejects_invalid_json_calls(http: httpx2.Client) -> None:
         http.get(method),
         http.post(method, content="{}", headers={"content-type": "text/plain"}),
         http.post(method, content="{}", headers=json_type | {"host": "elsewhere.example"}),
+        http.post(f"{method}?unknown=1", content="{}", headers=json_type),
     ]
-    assert [one.status_code for one in answers] == [400, 404, 404, 415, 421]
-    assert [one.json()["code"] for one in answers] == [3, 12, 12, 3, 3]
+    assert [one.status_code for one in answers] == [400, 404, 404, 415, 421, 400]
+    assert [one.json()["code"] for one in answers] == [3, 12, 12, 3, 3, 3]
     assert all(one.json()["message"] for one in answers)
 
 
@@ -255,6 +264,46 @@ def test_a_missing_server_is_unavailable(tmp_path: Path) -> None:
         with httpx2.Client(base_url=f"http://{envoy.address}/", timeout=60) as http:
             refused = post(http, "ServerService/GetServerInfo", {})
     assert (refused.status_code, refused.json()["code"]) == (503, 14)
+
+
+def manager_of(configuration: dict[str, Any]) -> Any:
+    return configuration["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+
+
+def test_a_request_that_does_not_arrive_ends(server: ServerProcess, tmp_path: Path) -> None:
+    def quick(configuration: dict[str, Any]) -> None:
+        assert manager_of(configuration)["request_timeout"] == "60s"
+        manager_of(configuration)["request_timeout"] = "0.5s"
+
+    with run_envoy(server, tmp_path, quick) as envoy:
+        host, _, port = envoy.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            head = "POST /memstream.v1.StreamService/RecallOnce HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n"
+            connection.sendall(f"{head}content-type: application/json\r\n\r\n{{".encode())
+            assert connection.recv(65_536).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_client_cannot_name_its_own_address(server: ServerProcess, tmp_path: Path) -> None:
+    """Envoy adds the address that it sees to what the client says; without the option it takes the client's word."""
+
+    def show(configuration: dict[str, Any]) -> None:
+        said = [{"header": {"key": "x-seen", "value": "%REQ(X-FORWARDED-FOR)%"}}]
+        for host in manager_of(configuration)["route_config"]["virtual_hosts"]:
+            host["response_headers_to_add"] = said
+
+    def take_the_word(configuration: dict[str, Any]) -> None:
+        show(configuration)
+        del manager_of(configuration)["use_remote_address"]
+
+    seen = []
+    for number, change in enumerate((show, take_the_word)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with run_envoy(server, folder, change) as envoy, httpx2.Client(base_url=f"http://{envoy.address}/") as http:
+            answer = post(http, "ServerService/GetServerInfo", {}, x_forwarded_for="203.0.113.9")
+            seen.append(answer.headers["x-seen"])
+    assert seen[0].startswith("203.0.113.9,")
+    assert seen[1] == "203.0.113.9"
 
 
 def test_a_token_passes_through(tmp_path: Path) -> None:
@@ -290,6 +339,7 @@ def test_a_page_of_an_allowed_origin_may_call_and_read_errors(http: httpx2.Clien
     assert answer.status_code == 200
     assert answer.headers["access-control-allow-origin"] == ALLOWED
     assert answer.headers["access-control-allow-methods"] == "POST"
+    assert answer.headers["access-control-max-age"] == "7200"
     allowed = set(answer.headers["access-control-allow-headers"].split(", "))
     assert set(answer.request.headers["access-control-request-headers"].split(",")) <= allowed
     called = post(http, "StreamService/RecallOnce", {}, origin=ALLOWED)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import shutil
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -19,7 +21,8 @@ import pytest
 import yaml
 
 from tests.rpc.test_grpc_options import Generic
-from tests.support.raw_http2 import ACK, PING, PREFACE, SETTINGS, frame, raw
+from tests.support.certificates import Authority
+from tests.support.raw_http2 import ACK, GOAWAY, PING, PREFACE, SETTINGS, frame, raw
 from tests.support.waiting import until
 from tests.toolchains import deploying
 from tests.toolchains.environments import ROOT
@@ -29,6 +32,7 @@ from tests.toolchains.programs import Absent
 pytestmark = pytest.mark.toolchain
 
 PATIENCE_S = 60.0
+LOCALHOST = (("grpc.ssl_target_name_override", "localhost"),)
 METHOD = "/any.Service/Method"
 Configuration = dict[str, Any]
 
@@ -220,17 +224,122 @@ async def _answer_settings(reader: asyncio.StreamReader, writer: asyncio.StreamW
 
 async def test_a_server_that_accepts_no_connection_is_passed_by(program: Path, tmp_path: Path) -> None:
     """Its backlog is full: without an answer, `connect_timeout` ends the attempt."""
+    with full_backlog() as silent:
+        async with upstream(echo) as address, running(program, tmp_path, [silent, address]) as envoy:
+            assert await call_many(envoy) == {grpc.StatusCode.OK}
+            counters = await asyncio.to_thread(envoy.read_counters)
+    assert counters["upstream_cx_connect_timeout"] > 0
+
+
+async def test_an_idle_time_ends_connections_without_calls(program: Path, tmp_path: Path) -> None:
+    """The file turns both times off; here they are short."""
+
+    def quick(configuration: Configuration) -> None:
+        (upstream_options,) = cluster_of(configuration)["typed_extension_protocol_options"].values()
+        for options in (manager_of(configuration), upstream_options):
+            assert options["common_http_protocol_options"] == {"idle_timeout": "0s"}
+            options["common_http_protocol_options"]["idle_timeout"] = "0.3s"
+
+    async with upstream(echo) as address, running(program, tmp_path, [address], quick) as envoy:
+        assert await call_many(envoy, 1) == {grpc.StatusCode.OK}
+
+        async def has_left_the_server() -> bool:
+            return (await asyncio.to_thread(envoy.read_counters))["upstream_cx_idle_timeout"] > 0
+
+        await until(has_left_the_server)
+        async with raw(envoy.address) as connection, asyncio.timeout(PATIENCE_S):
+            await connection.send(PREFACE + frame(SETTINGS))
+            assert [kind async for kind, _, _, _ in connection.frames() if kind == GOAWAY]
+
+
+@pytest.mark.parametrize("most", [1, None])
+async def test_calls_at_once_are_bounded(program: Path, tmp_path: Path, most: int | None) -> None:
+    """With the file's bound both calls pass; with a bound of one the second is refused while the first runs."""
+    arrived, ended = 0, asyncio.Event()
+
+    async def hold(request: bytes, _context: Any) -> bytes:
+        nonlocal arrived
+        arrived += 1
+        if arrived == 2:
+            ended.set()
+        await ended.wait()
+        return request
+
+    def bound(configuration: Configuration) -> None:
+        cluster_of(configuration)["circuit_breakers"]["thresholds"][0]["max_requests"] = most or 100_000
+
+    async with (
+        upstream(hold) as address,
+        running(program, tmp_path, [address], bound) as envoy,
+        grpc.aio.insecure_channel(envoy.address) as channel,
+    ):
+        calls = [asyncio.ensure_future(call(channel)) for _ in range(2)]
+        first, others = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        ended.set()
+        statuses = sorted(one.result().name for one in first) + sorted([(await one).name for one in others])
+    assert statuses == (["OK", "OK"] if most is None else ["UNAVAILABLE", "OK"])
+
+
+@pytest.mark.parametrize("most", [1, None])
+async def test_calls_that_wait_for_a_connection_are_bounded(program: Path, tmp_path: Path, most: int | None) -> None:
+    def bound(configuration: Configuration) -> None:
+        assert cluster_of(configuration)["circuit_breakers"]["thresholds"][0]["max_pending_requests"] == 10_000
+        cluster_of(configuration)["circuit_breakers"]["thresholds"][0]["max_pending_requests"] = most or 10_000
+
+    with full_backlog() as address:
+        async with running(program, tmp_path, [address], bound) as envoy:
+            assert await call_many(envoy, 8) == {grpc.StatusCode.UNAVAILABLE}
+            counters = await asyncio.to_thread(envoy.read_counters)
+    assert (counters["upstream_rq_pending_overflow"] > 0) == (most is not None)
+
+
+@contextmanager
+def full_backlog() -> Iterator[str]:
+    """The address of a server that accepts no connection."""
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         for one in (first, second):
             one.setblocking(False)
             one.connect_ex(full.getsockname())
-        host, port = full.getsockname()
-        async with upstream(echo) as address, running(program, tmp_path, [f"{host}:{port}", address]) as envoy:
-            assert await call_many(envoy) == {grpc.StatusCode.OK}
+        yield f"127.0.0.1:{full.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("name", ["memstream", "other"])
+async def test_envoy_trusts_servers_by_their_name(program: Path, tmp_path: Path, name: str) -> None:
+    """It names the server that it wants, and leaves one whose certificate has another name."""
+    authority = Authority(tmp_path / "tls")
+    for own, file in zip(authority.issue("envoy"), ("tls.crt", "tls.key"), strict=True):
+        shutil.copy(own, tmp_path / "tls" / file)
+    shutil.copy(authority.ca, tmp_path / "tls/ca.crt")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.ca))
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(*authority.issue(name, dns=(name,)))
+    context.set_alpn_protocols(["h2"])
+    wanted: list[str | None] = []
+    protocols: list[str | None] = []
+    context.sni_callback = lambda _, sni, __: wanted.append(sni)
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        protocols.append(writer.get_extra_info("ssl_object").selected_alpn_protocol())
+        await _answer_settings(reader, writer)
+
+    silent = await asyncio.start_server(take, "127.0.0.1", 0, ssl=context)
+    address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    certificate, key = authority.issue("joy")
+    client = grpc.ssl_channel_credentials(authority.ca.read_bytes(), key.read_bytes(), certificate.read_bytes())
+    with Envoy(program, tmp_path, [address], tmp_path / "tls", change=without_health) as envoy:
+
+        async def has_connected() -> bool:
+            async with grpc.aio.secure_channel(envoy.address, client, LOCALHOST) as channel:
+                await call(channel)
             counters = await asyncio.to_thread(envoy.read_counters)
-    assert counters["upstream_cx_connect_timeout"] > 0
+            return bool(wanted) and (bool(protocols) or counters["ssl.fail_verify_san"] > 0)
+
+        await until(has_connected)
+    silent.close()
+    assert set(wanted) == {"memstream"}
+    assert set(protocols) == ({"h2"} if name == "memstream" else set())
 
 
 async def test_only_grpc_over_http2_passes(program: Path, tmp_path: Path) -> None:
@@ -265,6 +374,8 @@ PAUSED = (MESH, "test_streams_resume_and_the_ledger_stays_exact")
 AWAY = (HERE, "test_calls_pass_by_servers_that_are_away")
 CLIENT_PINGS = (HERE, "test_a_client_that_answers_no_ping_is_cut_off")
 SERVER_PINGS = (HERE, "test_a_server_that_answers_no_ping_is_left")
+IDLE = (HERE, "test_an_idle_time_ends_connections_without_calls")
+QUIET = (HERE, "test_a_quiet_call_outlasts_the_times_of_the_listener")
 EFFECTS = {
     "listener.codec_type": (HERE, "test_only_grpc_over_http2_passes"),
     "listener.http2_protocol_options.connection_keepalive.interval": CLIENT_PINGS,
@@ -277,6 +388,13 @@ EFFECTS = {
     "route.retry_policy.retry_host_predicate.name": AWAY,
     "route.retry_policy.host_selection_retry_max_attempts": AWAY,
     "route.hash_policy.header.header_name": SELECTED,
+    "listener.common_http_protocol_options.idle_timeout": IDLE,
+    "cluster.common_http_protocol_options.idle_timeout": IDLE,
+    "cluster.circuit_breakers.thresholds.max_requests": (HERE, "test_calls_at_once_are_bounded"),
+    "cluster.circuit_breakers.thresholds.max_pending_requests": (
+        HERE,
+        "test_calls_that_wait_for_a_connection_are_bounded",
+    ),
     "cluster.lb_policy": SELECTED,
     "cluster.connect_timeout": (HERE, "test_a_server_that_accepts_no_connection_is_passed_by"),
     "cluster.http2_protocol_options.connection_keepalive.interval": SERVER_PINGS,
@@ -290,13 +408,69 @@ EFFECTS = {
     "cluster.health_checks.grpc_health_check.service_name": PAUSED,
 }
 """The options of envoy.yaml, and the test of the effect of each."""
-UNTESTED = {
-    "listener.common_http_protocol_options.idle_timeout",
-    "cluster.common_http_protocol_options.idle_timeout",
-    "cluster.circuit_breakers.thresholds.max_requests",
-    "cluster.circuit_breakers.thresholds.max_pending_requests",
+
+
+BROWSERS = "tests.toolchains.test_browsers"
+INVALID = (BROWSERS, "test_envoy_rejects_invalid_json_calls")
+PAGE = (BROWSERS, "test_a_page_of_an_allowed_origin_may_call_and_read_errors")
+LARGE = (BROWSERS, "test_large_calls_pass_and_oversized_ones_are_rejected")
+NAMED = (HERE, "test_envoy_trusts_servers_by_their_name")
+CALLER = (MESH, "test_mutual_tls_through_envoy_identifies_the_caller")
+EFFECTS_ELSEWHERE = {
+    "browsers.yaml": {
+        "strip_any_host_port": (BROWSERS, "test_the_documented_curl_commands_work"),
+        "auto_mapping": (BROWSERS, "test_the_documented_curl_commands_work"),
+        "services": (BROWSERS, "test_the_documented_curl_commands_work"),
+        "proto_descriptor": (BROWSERS, "test_the_documented_curl_commands_work"),
+        "convert_grpc_status": (BROWSERS, "test_an_error_response_has_its_reason"),
+        "max_request_body_size": LARGE,
+        "max_response_body_size": LARGE,
+        "print_options.stream_newline_delimited": (BROWSERS, "test_a_watch_sends_each_event_as_a_line_at_once"),
+        "reject_unknown_method": INVALID,
+        "reject_unknown_query_parameters": INVALID,
+        "json_format.code": INVALID,
+        "json_format.message": INVALID,
+        "comparison.op": INVALID,
+        "comparison.value.default_value": INVALID,
+        "routes.direct_response.body.inline_string": INVALID,
+        "routes.direct_response.status": INVALID,
+        "virtual_hosts.domains": INVALID,
+        "request_timeout": (BROWSERS, "test_a_request_that_does_not_arrive_ends"),
+        "use_remote_address": (BROWSERS, "test_a_client_cannot_name_its_own_address"),
+        "allow_headers": PAGE,
+        "allow_methods": PAGE,
+        "allow_origin_string_match.exact": PAGE,
+        "expose_headers": PAGE,
+        "max_age": PAGE,
+        "forward_not_matching_preflights": (BROWSERS, "test_a_page_of_another_origin_may_not_call"),
+        "routes.route.timeout": QUIET,
+        "routes.route.idle_timeout": QUIET,
+        "retry_policy.num_retries": (HERE, "test_a_call_is_tried_again_three_times"),
+        "retry_policy.retry_on": AWAY,
+        "clusters.connect_timeout": (HERE, "test_a_server_that_accepts_no_connection_is_passed_by"),
+        "common_http_protocol_options.idle_timeout": IDLE,
+        "connection_keepalive.interval": SERVER_PINGS,
+        "connection_keepalive.timeout": SERVER_PINGS,
+    },
+    "mtls.yaml": {
+        "require_client_certificate": CALLER,
+        "tls_certificates.certificate_chain.filename": CALLER,
+        "tls_certificates.private_key.filename": CALLER,
+        "validation_context.trusted_ca.filename": CALLER,
+        "forward_client_cert_details": CALLER,
+        "set_current_client_cert_details.uri": CALLER,
+        "filter_chain.transport_socket.typed_config.common_tls_context.alpn_protocols": CALLER,
+        "cluster.transport_socket.typed_config.common_tls_context.alpn_protocols": NAMED,
+        "sni": NAMED,
+        "match_typed_subject_alt_names.matcher.exact": NAMED,
+        "match_typed_subject_alt_names.san_type": NAMED,
+    },
 }
-"""The first two keep a connection without calls beyond an hour; the others bound more calls at once than a test has."""
+"""By the end of an option's name. An option that envoy.yaml has too is tested there."""
+NO_OPTIONS = ("name", "stat_prefix", "cluster", "address", "port_value", "type", "runtime_key", "cluster_name")
+"""Names and places; `routes.match` says what is routed, and the direct answers show it."""
+WITHOUT_EFFECT = {"match_incoming_request_route"}
+"""The one route of calls takes both forms of a request, so either choice gives the same."""
 
 
 def list_options(value: Any, name: str) -> Iterator[str]:
@@ -323,6 +497,21 @@ def test_each_option_of_envoy_has_a_test_of_its_effect() -> None:
     named = {"listener": listener, "route": route, "cluster": cluster}
     del route["retry_policy"]["retry_host_predicate"][0]["typed_config"]
     found = {name for part, values in named.items() for name in list_options(values, part)}
-    assert found == set(EFFECTS) | UNTESTED
+    assert found == set(EFFECTS)
     for module, test in EFFECTS.values():
+        assert callable(getattr(importlib.import_module(module), test, None)), f"{module} has no {test}"
+
+
+@pytest.mark.parametrize("file", sorted(EFFECTS_ELSEWHERE))
+def test_each_option_of_the_other_files_has_a_test(file: str) -> None:
+    configuration = yaml.safe_load((ROOT / "deploy/envoy" / file).read_text("utf-8"))
+    effects, used = EFFECTS_ELSEWHERE[file], set()
+    for name in set(list_options(configuration.get("static_resources", configuration), "")):
+        if name.endswith(tuple(f".{one}" for one in (*NO_OPTIONS, *WITHOUT_EFFECT))) or ".routes.match." in name:
+            continue
+        known = {end for end in effects if name.endswith(f".{end}")}
+        assert known, f"{file}: {name} has no test"
+        used |= known
+    assert used == set(effects)
+    for module, test in effects.values():
         assert callable(getattr(importlib.import_module(module), test, None)), f"{module} has no {test}"
