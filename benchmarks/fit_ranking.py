@@ -36,7 +36,7 @@ from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import Legs, LexicalIndex, query_terms
-from memstream_server.core.ranking import Question, Weights, add_timely, assess_candidates, rank
+from memstream_server.core.ranking import Question, Weights, add_timely, assess_candidates, finish, rank
 from memstream_server.core.rendering import indexed_text, lexical_text
 from memstream_server.core.scores import TIMED_PARTS
 from memstream_server.core.signals import Signals
@@ -256,7 +256,7 @@ def measure_recall(talks: Sequence[Talk], fitted: fitted_weights.FittedWeights) 
     for talk in talks:
         allowed = mask(talk.columns, Filter(), 0)
         for each in talk.asked:
-            ranked = rank(talk.columns, each.legs, each.cosines, each.question, weights, allowed).results
+            ranked = finish(rank(talk.columns, each.legs, each.cosines, each.question, weights, allowed)).results
             ids = [one.id for one in ranked]
             rows.append([len(each.evidence & set(ids[:depth])) / len(each.evidence) for depth in DEPTHS])
     return np.array(rows)

@@ -28,7 +28,7 @@ from memstream_server.adapters.models.hashing import DIMENSION, MODEL, HashingEm
 from memstream_server.core import ranking, scores, turns
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import query_terms
-from memstream_server.core.ranking import Question, rank
+from memstream_server.core.ranking import Question, finish, rank
 from memstream_server.core.rendering import clip_for_index, indexed_text, text_prefix
 from memstream_server.core.time_phrases.asking import asks_only_time
 from memstream_server.core.time_phrases.recognition import find_times
@@ -146,7 +146,7 @@ class Memory:
         for name, value in variants:
             with varied(name, value, self.structures) as weights:
                 given = self.structures.legs(terms) if name == "SHORT_SESSION" else legs
-                found = rank(columns, given, cosines, question, weights, allowed)
+                found = finish(rank(columns, given, cosines, question, weights, allowed))
             yield (name, value), [one.id.split(":", 1)[1] for one in found.results]
 
 

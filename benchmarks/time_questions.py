@@ -24,7 +24,7 @@ from time_diary import NOW, Diary, make_diaries
 from memstream_server.core import fitted_weights
 from memstream_server.core.columns import Columns
 from memstream_server.core.filters import Filter, mask
-from memstream_server.core.ranking import rank
+from memstream_server.core.ranking import finish, rank
 from memstream_server.core.scores import TIMED_PARTS
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def measure(
     weights, allowed = weights_of(fitted), mask(questions.columns, Filter(), 0)
     rows = []
     for each in asked:
-        ranked = rank(questions.columns, each.legs, each.cosines, each.question, weights, allowed).results
+        ranked = finish(rank(questions.columns, each.legs, each.cosines, each.question, weights, allowed)).results
         ids = [one.id for one in ranked]
         rows.append([len(each.evidence & set(ids[:depth])) / min(depth, len(each.evidence)) for depth in DEPTHS])
     return np.array(rows).reshape(-1, len(DEPTHS))

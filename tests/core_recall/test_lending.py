@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstream_server.core.lending import BOTH_SHARE, Superseded, find_borrowers, lend_matches
-from memstream_server.core.ranking import Question, Ranking, rank
+from memstream_server.core.ranking import Question, Ranking, finish, rank
 from memstream_server.core.scores import CHAIN_PART, PARTS, Scored
 from memstream_server.core.time_phrases.calendar import Window
 from memstream_server.core.values import Fragment
@@ -52,7 +52,7 @@ def ask(
         asked = replace(asked, superseded=Superseded(inside & outdated, lambda id_: newer.get(id_, "")))
     assert asked.vector is not None
     legs, cosines = memory.lexical.legs(asked.terms), memory.dense.cosines(asked.vector)
-    return rank(memory.columns, legs, cosines, asked, Weights(dense=0.2), inside & ~outdated)
+    return finish(rank(memory.columns, legs, cosines, asked, Weights(dense=0.2), inside & ~outdated))
 
 
 def match_of(scored: Scored) -> float:

@@ -22,6 +22,7 @@ from memstream_server.core.ranking import (
     Ranking,
     Stage,
     Weights,
+    finish,
     rank,
     rank_candidates,
 )
@@ -50,7 +51,7 @@ class Memory:
         if question.vector is not None:
             cosines = self.dense.cosines(question.vector)
         legs = self.lexical.legs(question.terms, find_turns(self.columns, self.lexical.neighbours))
-        return rank(self.columns, legs, cosines, question, weights or Weights(), allowed)
+        return finish(rank(self.columns, legs, cosines, question, weights or Weights(), allowed))
 
 
 def asking(text: str) -> Question:
@@ -294,7 +295,7 @@ def test_candidates_from_an_index_rank_as_those_from_ram() -> None:
     searched = best(cosines, allowed, 5)
     slots = candidates(legs.alone.shares, legs.around.shares, searched, allowed, 5)
     signals = Signals.of(memory.columns, legs, cosines, slots)
-    outside = rank_candidates(memory.columns, signals, question, Weights(), allowed)
+    outside = finish(rank_candidates(memory.columns, signals, question, Weights(), allowed))
     assert outside == memory.ask("kitten piano", per_leg=5)
 
 

@@ -10,7 +10,7 @@ import pytest
 from memstream_server.core.columns import Columns
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import LexicalIndex, query_terms
-from memstream_server.core.ranking import Question, Ranking, rank
+from memstream_server.core.ranking import Question, Ranking, finish, rank
 from memstream_server.core.scores import PARTS, TIMED_PARTS
 from memstream_server.core.time_phrases.calendar import Window
 from memstream_server.core.time_phrases.closeness import is_near, time_closeness
@@ -73,7 +73,7 @@ def rank_diary(question: Question, chosen: Filter | None = None) -> Ranking:
         lexical.append(terms.hashes, terms.counts, number, len(text))
     cosines = np.full(len(texts), np.nan, np.float32)
     allowed = mask(columns, chosen or Filter(), 100 * DAY)
-    return rank(columns, lexical.legs(question.terms), cosines, question, Weights(time=0.9), allowed)
+    return finish(rank(columns, lexical.legs(question.terms), cosines, question, Weights(time=0.9), allowed))
 
 
 def test_windows_add_candidates_and_a_part() -> None:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
+from memstream_server.engine.runtime import call_context
 from memstream_server.engine.runtime import turns as turns_module
-from memstream_server.engine.runtime.call_context import ACCOUNT, Account, Request
+from memstream_server.engine.runtime.call_context import ACCOUNT, REQUEST, Account, FairQueue, Request
 from memstream_server.engine.runtime.threads import Threads, run_in_thread
-from memstream_server.engine.runtime.turns import FairQueue, in_slices, install_turns, pause_if_due, take_turn
+from memstream_server.engine.runtime.turns import in_slices, install_turns, pause_if_due, take_turn
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_namespaces_of_a_caller_share_its_turns() -> None:
 
 
 def test_accounts_without_debt_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns_module, "ACCOUNTS_MAX", 10)
+    monkeypatch.setattr(call_context, "ACCOUNTS_MAX", 10)
     queue: FairQueue[int] = FairQueue()
     queue.push(("waits", ""), 0)
     queue.push(("waits", ""), 1)
@@ -335,3 +336,38 @@ async def test_no_pause_within_a_slice() -> None:
     finally:
         turns_module.SLICE_S, turns.on_turn = before, None
     assert len(steps) <= 2  # of the task, and of this test's own
+
+
+async def test_large_requests_wait_for_a_thread_of_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "THREAD_S", 60.0)
+    turns, order = install_turns(), list[str]()
+    turns.charge(("heavy", ""), 1.0)
+    release, ends = threading.Event(), asyncio.Event()
+
+    async def compute_much() -> None:
+        large = Request()
+        large.cost_s = 1.0
+        ACCOUNT.set(("heavy", ""))
+        REQUEST.set(large)
+        await take_turn()
+        while not ends.is_set():
+            await asyncio.sleep(0)
+            order.append("heavy")
+
+    async def read() -> None:
+        await run_in_thread(release.wait)
+        order.append("read")
+
+    reading = asyncio.create_task(read(), context=in_account(("light", "")))
+    await loop_until(lambda: bool(turns._threads))
+    computing = asyncio.create_task(compute_much(), context=contextvars.copy_context())
+    await loop_until(lambda: turns._resuming is not None)
+    assert turns._queue.waiting == 1
+    await asyncio.create_task(append(order, "light"), context=in_account(("light", "")))
+    assert order == ["light"]
+    release.set()
+    await reading
+    await loop_until(lambda: "heavy" in order)
+    ends.set()
+    await computing
+    assert turns._threads == []

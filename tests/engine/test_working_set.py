@@ -126,7 +126,7 @@ async def _live(parts: Assembled, chance: random.Random) -> None:
 async def test_late_refresh_shows_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, vectors: bool
 ) -> None:
-    monkeypatch.setattr(working_set, "_UNSHOWN_MAX", 10_000)
+    monkeypatch.setattr(working_set, "UNSHOWN_MAX", 10_000)
     twins, chance = Twins(monkeypatch, vectors), random.Random(seed)
     async with assembled(tmp_path) as parts:
         await create(parts.engine)
@@ -138,11 +138,17 @@ async def test_late_refresh_shows_the_same(
     _same_searches(twins.looked_at, twins.left_alone)
 
 
-async def test_pending_rows_stay_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    twins = Twins(monkeypatch, True)
+@pytest.mark.parametrize("size", [1, working_set.SHOWN_PER_SLICE * 3])
+async def test_pending_rows_stay_bounded(tmp_path: Path, size: int) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine)
-        for number in range(working_set._UNSHOWN_MAX * 3):
-            await parts.engine.observe_batch(*NAME, "", 1, [observation(f"line {number}")], AckLevel.STORED)
-    assert 0 in twins.waiting
-    assert 0 < max(twins.waiting) <= working_set._UNSHOWN_MAX
+        async with parts.engine._registry.use(*NAME) as actor:
+            waiting = list[int]()
+            for number in range(working_set.UNSHOWN_MAX * 3):
+                batch = [observation(f"line {number} {place}") for place in range(size)]
+                await parts.engine.observe_batch(*NAME, "", 1, batch, AckLevel.STORED)
+                await actor.run(lambda now: waiting.append(len(now.working._pending)))  # after the batch's commit
+                if size > 1 and number == 2:
+                    break
+            assert max(waiting) <= working_set.UNSHOWN_MAX
+            assert len(actor.working.columns) == size * len(waiting)

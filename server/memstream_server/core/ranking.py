@@ -30,14 +30,16 @@ the ranking is the same to the last bit as if times were not interpreted.
 Rule 8. Without superseded fragments, or with truth ALL, the chain part does not exist, and nothing is computed for it.
 Rule 9. A reply has no place of its own if its message may be returned: it is the message's companion. The message's
 relevance is then the greater one of the two, so it means the same for both, and min_relevance passes both or neither.
+Rule 10. A ranking is a generator that pauses between parts of its results. It reads the memory before the first pause.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -145,6 +147,20 @@ class Ranking:
     """The reply to a result, by the result's id."""
 
 
+Rankings = Generator[None, None, Ranking]
+"""A ranking with pauses."""
+T = TypeVar("T")
+
+
+def finish(parts: Generator[None, None, T]) -> T:
+    """The result of a generator that pauses, without a pause."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            return cast("T", end.value)
+
+
 def add_timely(
     columns: Columns, words: Floats, around: Floats, chosen: Slots, question: Question, allowed: Mask
 ) -> Slots:
@@ -172,14 +188,14 @@ def find_lent(
 
 def rank_candidates(
     columns: Columns, signals: Signals, question: Question, weights: Weights, allowed: Mask, lent: Lent | None = None
-) -> Ranking:
+) -> Rankings:
     """Rank fragments with known signals; those not `allowed` can only be near misses.
 
     For a memory whose vectors are not in RAM: search the index, compute `candidates`, fetch their vectors, and pass
     the cosines.
     """
     assessed = assess_candidates(columns, signals, question, weights, lent)
-    return _choose_results(columns, assessed, question, allowed, allowed)
+    return (yield from _choose_results(columns, assessed, question, allowed, allowed))
 
 
 def find_candidates(
@@ -217,7 +233,7 @@ def rank(
     weights: Weights,
     allowed: Mask,
     unread: Unread | None = None,
-) -> Ranking:
+) -> Rankings:
     """Rank a memory that is entirely in RAM. The result of an empty memory is empty.
 
     `legs`: the lexical legs of the question's terms. `cosines`: float32[n] by slot, NaN if query or fragment has no
@@ -239,7 +255,9 @@ def rank(
     assessed = assess_candidates(columns, signals, question, weights, lent)
     if question.near_misses and unread is not None:
         _want_near_misses(signals, assessed, question, weights, unread)
-    return _choose_results(columns, assessed, question, allowed, considered)
+        if unread.wanted:
+            return Ranking()
+    return (yield from _choose_results(columns, assessed, question, allowed, considered))
 
 
 def _want_near_misses(signals: Signals, assessed: Assessed, question: Question, w: Weights, unread: Unread) -> None:
@@ -309,7 +327,7 @@ def _assess_parts(columns: Columns, signals: Signals, question: Question, w: Wei
 
 def _choose_results(
     columns: Columns, assessed: Assessed, question: Question, allowed: Mask, considered: Mask
-) -> Ranking:
+) -> Rankings:
     order = assessed.best_first()
     slots = assessed.slots
     inside = considered[slots] & allowed[slots]
@@ -321,26 +339,30 @@ def _choose_results(
     distinct, folded = _fold_slots(columns, slots[passed], question)
     kept = passed[distinct][: question.limit]
     found = assessed.relevance[inside]
-    results = assessed.scored(kept, columns.ids)
-    shown = [(one.id, replies[place]) for one, place in zip(results, kept.tolist(), strict=True) if place in replies]
-    companions = assessed.scored(np.array([reply for _, reply in shown], np.int64), columns.ids)
+    shown = {columns.ids[slots[place]]: replies[place] for place in kept.tolist() if place in replies}
     into = {columns.ids[slots[passed[place]]]: [passed[other] for other in others] for place, others in folded.items()}
-    missed: tuple[NearMiss, ...] = ()
+    merged = {id_: tuple(columns.ids[slots[at]] for at in others) for id_, others in into.items()}
+    places: Slots = np.empty(0, np.int64)
+    stages: list[Stage] = []
     if question.near_misses:
         double = np.zeros(len(slots), np.bool_)
         double[[other for others in into.values() for other in others]] = True
-        stages = _Stages(slots, allowed, considered, enough, double, columns, question.outdated)
-        left = order[~np.isin(order, [*kept, *(reply for _, reply in shown)])]
-        missed = _near_misses(columns, assessed, question, left, stages)
+        left = order[~np.isin(order, [*kept, *shown.values()])]
+        places = left[: question.near_misses]
+        of = _Stages(slots, allowed, considered, enough, double, columns, question.outdated).of
+        stages = list(map(of, places.tolist()))
+    beside = np.array(list(shown.values()), np.int64)
+    scored = yield from assessed.scored(np.concatenate([kept, beside, places]), columns.ids)
+    results, missed = scored[: len(kept)], scored[len(kept) + len(beside) :]
     results.sort(key=lambda each: (-each.score, -each.slot))
     return Ranking(
         tuple(results),
         Considered(len(found), float(found.max()), float(assessed.matches[inside].max()))
         if len(found)
         else Considered(),
-        missed,
-        {one.id: tuple(columns.ids[slots[at]] for at in into[one.id]) for one in results if one.id in into},
-        {id_: scored for (id_, _), scored in zip(shown, companions, strict=True)},
+        tuple(map(NearMiss, missed, stages)),
+        {one.id: merged[one.id] for one in results if one.id in merged},
+        dict(zip(shown, scored[len(kept) : len(kept) + len(beside)], strict=True)),
     )
 
 
@@ -389,10 +411,3 @@ def stage_of_denied(columns: Columns, slot: int, outdated: Mask | None) -> Stage
     if outdated is None or not outdated[slot]:
         return Stage.FILTER
     return Stage.SUPERSEDED if columns.is_superseded(slot) else Stage.VALIDITY
-
-
-def _near_misses(
-    columns: Columns, assessed: Assessed, question: Question, left: Slots, stages: _Stages
-) -> tuple[NearMiss, ...]:
-    places = left[: question.near_misses]
-    return tuple(map(NearMiss, assessed.scored(places, columns.ids), map(stages.of, places.tolist())))

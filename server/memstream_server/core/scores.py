@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
 
@@ -21,6 +21,8 @@ ANSWER_WEIGHT = 0.8
 PARTS = ("recency", "dense", "lexical", "context", "reply", "speaker", "importance")
 TIMED_PARTS = (*PARTS, "time")
 """The parts if the question has a phrase of time."""
+SCORED_PER_PART = 256
+"""Fragments whose scores are made between two pauses, about half a millisecond."""
 CHAIN_PART = "chain"
 """A part if a superseded fragment lends its match to any of the fragments."""
 ANSWER_PART = "answer"
@@ -101,25 +103,34 @@ class Assessed:
         added = self.add_relevance(ANSWER_PART, gains, ANSWER_WEIGHT, w)
         return replace(added, relevance=relevance, answered=answered, replies=replies)
 
-    def scored(self, places: Slots, ids: Sequence[str]) -> list[Scored]:
-        """The fragments at these indices, in that order."""
-        slots, relevance, cosines = (each[places].tolist() for each in (self.slots, self.relevance, self.cosines))
-        values = self.values[:, places].T.tolist()
-        shared = self.weights.shape[1] == 1
-        weights = self.weights.T.tolist() * len(slots) if shared else self.weights[:, places].T.tolist()
-        return [
-            Scored(
-                slot,
-                ids[slot],
-                math.fsum(map(mul, value, weight)),
-                relevant,
-                None if math.isnan(cosine) else cosine,
-                self.names,
-                tuple(value),
-                tuple(weight),
-            )
-            for slot, relevant, cosine, value, weight in zip(slots, relevance, cosines, values, weights, strict=True)
-        ]
+    def scored(self, places: Slots, ids: Sequence[str]) -> Generator[None, None, list[Scored]]:
+        """The fragments at these indices, in that order. Pauses between parts; reads `ids` before the first pause."""
+        found: list[Scored] = []
+        named = [ids[slot] for slot in self.slots[places].tolist()]
+        shared = self.weights.T.tolist() if self.weights.shape[1] == 1 else None
+        for start in range(0, len(places), SCORED_PER_PART):
+            if start:
+                yield
+            part = places[start : start + SCORED_PER_PART]
+            slots, relevance, cosines = (each[part].tolist() for each in (self.slots, self.relevance, self.cosines))
+            values = self.values[:, part].T.tolist()
+            weights = self.weights[:, part].T.tolist() if shared is None else shared * len(slots)
+            found += [
+                Scored(
+                    slot,
+                    id_,
+                    math.fsum(map(mul, value, weight)),
+                    relevant,
+                    None if math.isnan(cosine) else cosine,
+                    self.names,
+                    tuple(value),
+                    tuple(weight),
+                )
+                for slot, id_, relevant, cosine, value, weight in zip(
+                    slots, named[start : start + SCORED_PER_PART], relevance, cosines, values, weights, strict=True
+                )
+            ]
+        return found
 
 
 def recency(columns: Columns, slots: Slots, now_us: int, decay_per_hour: float) -> npt.NDArray[np.float64]:

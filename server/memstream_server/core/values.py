@@ -6,6 +6,7 @@ unit length. Importance is unweighted, in [0, 1].
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
@@ -217,6 +218,22 @@ class State:
     short_term: tuple[Held, ...] = ()
     reflection_aggregate: float = 0.0
     """Sum of the importances of observations that entered long-term since the last reflection."""
+
+    def at_version(self, changed: Set[str], version: int) -> State:
+        """The state in which the changed fragments have the version of the journal, which is their etag."""
+
+        def stamp_tier(tier: tuple[Held, ...]) -> tuple[Held, ...]:
+            return tuple(
+                [
+                    Held(held.fragment.but(version=version), held.vector, held.enhancements)
+                    if held.fragment.id in changed
+                    else held
+                    for held in tier
+                ]
+            )
+
+        tiers = stamp_tier(self.sensory), stamp_tier(self.short_term)
+        return State(self.kind, self.seed, *tiers, self.reflection_aggregate)
 
 
 def round_vectors(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -97,6 +97,9 @@ class StreamService:
         progress = await self._engine.observe_batch(
             namespace, memory, producer, first, items, level, request_id, digest, related
         )
+        outcomes: list[pb.ObservationOutcome] = []
+        async for part in in_slices(progress.outcomes, observations.READ_PER_SLICE):
+            outcomes += outcome_messages(part)
         return pb.ObserveBatchResponse(
             ack=pb.Ack(
                 received=progress.received,
@@ -104,7 +107,7 @@ class StreamService:
                 indexed=progress.indexed,
                 revision=progress.revision,
                 rejected=rejected_messages(progress.rejected),
-                outcomes=outcome_messages(progress.outcomes),
+                outcomes=outcomes,
             )
         )
 

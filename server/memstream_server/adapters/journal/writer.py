@@ -23,9 +23,9 @@ from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal.database.database import Database
 from memstream_server.adapters.journal.sql import bulk
-from memstream_server.engine.runtime.call_context import ACCOUNT, PAYER, Account
+from memstream_server.engine.runtime.call_context import ACCOUNT, PAYER, Account, FairQueue
 from memstream_server.engine.runtime.threads import SERVER
-from memstream_server.engine.runtime.turns import FairQueue
+from memstream_server.engine.runtime.turns import ThreadWork, find_turns
 from memstream_server.ports.journal.errors import (
     JournalError,
     NotWritable,
@@ -69,6 +69,8 @@ class _Write(Struct, frozen=True, eq=False):
     future: asyncio.Future[Any]
     memory: str
     """The uid of the memory that it writes, whose writes keep their order; empty: none."""
+    ahead: ThreadWork | None
+    """Set for a write of a small request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,10 +148,17 @@ class Writer:
         if self._closed:
             raise JournalError("the journal is closed")
         future: asyncio.Future[T] = self._loop.create_future()
+        turns = find_turns()
+        ahead = None if turns is None else turns.begin_thread()
+        write = _Write(work, rows, adds, future, memory, ahead)
         with self._changed:
-            self._sections[-1].push(ACCOUNT.get() or PAYER.get() or SERVER, _Write(work, rows, adds, future, memory))
+            self._sections[-1].push(ACCOUNT.get() or PAYER.get() or SERVER, write)
             self._changed.notify()
-        return await future
+        try:
+            return await future
+        finally:
+            if turns is not None:
+                turns.end_thread(ahead)
 
     async def run_exclusively(self, work: Callable[[], T]) -> T:
         """Run `work` on the writer thread after all earlier writes, while the writer has no open connection."""
@@ -200,6 +209,9 @@ class Writer:
             group, alone, going = self._take_group()
             if group:
                 self._busy_since_s = time.monotonic()
+                for write in group:
+                    if write.ahead is not None:
+                        write.ahead.begin()
                 outcomes = self._commit_group_guarded(group)
                 self._busy_since_s, self._failing = None, _failure_of(outcomes, self._failing)
                 self._loop.call_soon_threadsafe(_deliver_all, outcomes)

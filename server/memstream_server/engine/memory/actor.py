@@ -43,7 +43,7 @@ from memstream_server.engine.memory.known_fragments import read_known
 from memstream_server.engine.memory.receipts import Batch, observations_in
 from memstream_server.engine.memory.related import find_related, settle_suspicions
 from memstream_server.engine.memory.superseding import settle_decision
-from memstream_server.engine.memory.working_set import WorkingSet
+from memstream_server.engine.memory.working_set import UNSHOWN_MAX, WorkingSet
 from memstream_server.engine.runtime.call_context import Origin, capture_origin, empty_origin, paid_by, working_for
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict, NamespaceFull, OutcomeUnknown, WriteRefused
 from memstream_server.ports.journal.reading import LoadedMemory
@@ -302,7 +302,7 @@ class Actor:
         decision = await settle_decision(self.working, decision, self._storage, self._runtime)
         decision = await self._embed_merged(decision)
         decision = await settle_suspicions(self.working, decision, self._storage, self._models, self._runtime)
-        return decision, commit_of(self.working, decision, self._models, self._runtime)
+        return decision, await commit_of(self.working, decision, self._models, self._runtime)
 
     async def _commit_decision(self, decision: Decision, commit: Commit) -> None:
         if self.working.outdates_image(commit):  # before: a crash leaves no image of what the commit removes
@@ -316,6 +316,8 @@ class Actor:
         self._events.on_commit(self.uid, Recorded(commit.revision + 1, commit.time_us, commit.events), commit, before)
         revised, self._revised = self._revised, asyncio.Event()
         revised.set()
+        if self.working.pending_rows > UNSHOWN_MAX:
+            await self.working.show_rows()
 
     async def _embed_merged(self, decision: Decision) -> Decision:
         """Make terms and vectors for a merged text that became a fragment's content.

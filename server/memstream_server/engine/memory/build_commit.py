@@ -15,6 +15,7 @@ from memstream_server.core.values import Fragment, Held, State, Tier, Vector
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.enrich import Embedded, EnrichedFragment
 from memstream_server.engine.runtime.call_context import PRINCIPAL
+from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.ports.journal.records import IndexEntry
 from memstream_server.ports.journal.rows import Anchor, Origin, Row
 from memstream_server.ports.journal.writing import Commit, Replaced
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime
     from memstream_server.engine.runtime.embedding_spaces import Embedding
 
+ROWS_PER_SLICE = 128
+"""Rows that are built in one step, about a millisecond."""
 
-def commit_of(working: WorkingSet, decision: Decision, models: EngineModels, runtime: Runtime) -> Commit:
-    """The journal transaction of a decision on the memory's current working set."""
+
+async def commit_of(working: WorkingSet, decision: Decision, models: EngineModels, runtime: Runtime) -> Commit:
+    """The journal transaction of a decision on the memory's current working set, which only the caller changes."""
     record, transition = working.record, decision.transition
     before = working.state
     after = transition.state if transition is not None else before
@@ -35,17 +39,25 @@ def commit_of(working: WorkingSet, decision: Decision, models: EngineModels, run
     held, released = anchors_changed(before, after) if transition is not None else ((), ())
     time_us = runtime.clock.now_us() if decision.time_us is None else decision.time_us
     waited = [batch for batch in decision.batches if not batch.at_once]
-    rows = tuple(_build_rows(working, decision, record.revision + 1, other))
-    removed = transition.removed if transition is not None else ()
+    puts, removed = (transition.puts, transition.removed) if transition is not None else ((), ())
+    rows: list[Row] = []
+    for start in range(0, len(puts), ROWS_PER_SLICE):
+        if start:
+            await pause_if_due()
+        part = puts[start : start + ROWS_PER_SLICE]
+        rows += _build_rows(working, decision, part, record.revision + 1, other)
+    added, index = _count_added(working, rows, removed), tuple(_index_entries(working, decision))
+    if len(rows) > ROWS_PER_SLICE:
+        await pause_if_due()
     return Commit(
         memory=record.uid,
         epoch=record.epoch,
         revision=record.revision,
         time_us=time_us,
         events=(transition.events if transition is not None else ()) + decision.events,
-        rows=rows,
+        rows=tuple(rows),
         removed=removed,
-        added=_count_added(working, rows, removed),
+        added=added,
         replaced=tuple(_replaced_fragments(working, decision)),
         versions_max=record.policy.history.versions,
         versions_since_us=_versions_since_us(record.policy, time_us),
@@ -55,7 +67,7 @@ def commit_of(working: WorkingSet, decision: Decision, models: EngineModels, run
         receipts=tuple(batch.receipt for batch in decision.batches if batch.at_once),
         stored_positions=tuple(batch.receipt.position for batch in waited),
         producers=tuple(_stored_numbers(waited).items()),
-        index=tuple(_index_entries(working, decision)),
+        index=index,
         jobs=decision.jobs,
         finish_jobs=decision.finish_jobs,
         suspicions=decision.suspicions,
@@ -93,10 +105,10 @@ def _is_erasing(event: Event) -> bool:
     return event.type is EventType.ERASED or event.reason is Reason.CLEARED
 
 
-def _build_rows(working: WorkingSet, decision: Decision, version: int, other: Embedding | None) -> Iterator[Row]:
-    if decision.transition is None:
-        return
-    for put in decision.transition.puts:
+def _build_rows(
+    working: WorkingSet, decision: Decision, puts: Sequence[Fragment], version: int, other: Embedding | None
+) -> Iterator[Row]:
+    for put in puts:
         part = decision.gathered.get(put.id)
         fragment = put.but(version=version)
         if part is None:

@@ -14,12 +14,15 @@ from memstream_server.core.retention import is_expired
 from memstream_server.core.supersession import find_end
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, State, Tier
+from memstream_server.engine.runtime.turns import pause_if_due
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.enrich import EnrichedFragment
     from memstream_server.engine.memory.working_set import WorkingSet
     from memstream_server.engine.runtime.dependencies import Storage
 
+READ_PER_SLICE = 64
+"""Observations looked up between two pauses."""
 ALIKE_MAX = 8
 """Candidates for one repeat; usually there is at most one."""
 
@@ -93,7 +96,9 @@ async def read_known(working: WorkingSet, gathered: Iterable[EnrichedFragment], 
     keyed: set[str] = set()
     others: dict[str, None] = {}
     known = KnownFragments()
-    for part in gathered:
+    for number, part in enumerate(gathered):
+        if number % READ_PER_SLICE == READ_PER_SLICE - 1:
+            await pause_if_due()
         fragment = part.fragment
         for key in fragment.supersedes:
             if id_ := working.find_id(key):

@@ -9,8 +9,9 @@ applies the rows of small commits in one batch. Row by row costs several times a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import structlog
@@ -32,6 +33,7 @@ from memstream_server.engine.memory.image_changes import outdates_image, read_ch
 from memstream_server.engine.memory.renew_terms import renew_terms
 from memstream_server.engine.memory.search_structures import SearchStructures
 from memstream_server.engine.runtime.embedding_spaces import Embedding
+from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.ports.images import NO_IMAGES, Image, ImageKey, Images
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import Changes, LoadedMemory
@@ -46,8 +48,10 @@ _RECALLED_MAX = 4_096
 """Recalled contents kept to detect echoes, over all sessions."""
 LATEST_MAX = 1_024
 """Fragments that a load leaves in the fragment cache: it decodes them anyway."""
-_UNSHOWN_MAX = 32
+UNSHOWN_MAX = 32
 """Rows that may wait for the next read; so many cost it half a millisecond."""
+SHOWN_PER_SLICE = 64
+"""Fragments with which the search structures are brought up to date in one step, about a millisecond."""
 
 
 class WorkingSet:
@@ -181,7 +185,7 @@ class WorkingSet:
         self._measured = (0, -1), 0  # revision and waiting rows at the last measurement, and the bytes
         self._pending: dict[str, list[Row]] = {}
         """Committed rows by fragment that the search structures lack."""
-        self._pending_rows = 0
+        self.pending_rows = 0
         """Number of these rows."""
         self._pending_identities: dict[int, list[str]] = {}
         """Their long-term fragments by identity hash."""
@@ -244,8 +248,8 @@ class WorkingSet:
     @property
     def size_bytes(self) -> int:
         """Approximate RAM. Measures the search structures once for each change, and does not bring them up to date."""
-        if self._measured[0] != (at := (self.record.revision, self._pending_rows)):
-            self._measured = at, self._structures.size_bytes + self._pending_rows * 4_096
+        if self._measured[0] != (at := (self.record.revision, self.pending_rows)):
+            self._measured = at, self._structures.size_bytes + self.pending_rows * 4_096
         return self._measured[1] + self.fragment_cache.bytes
 
     def __len__(self) -> int:
@@ -293,14 +297,24 @@ class WorkingSet:
         """The vectors of these fragments that are in RAM."""
         return self.refresh_search().get_vectors(ids)
 
-    def refresh_search(self) -> SearchStructures:
-        """The search structures, brought up to date with all commits."""
+    def refresh_search(self, fragments_max: int | None = None) -> SearchStructures:
+        """The search structures, brought up to date with all commits, or with so many of the fragments that wait."""
         if self._pending:
-            self._structures.apply_rows([row for rows in self._pending.values() for row in rows])
+            part = dict(islice(self._pending.items(), fragments_max))
+            self._structures.apply_rows([row for rows in part.values() for row in rows])
             # Cleared last: half-applied rows must stay pending.
-            self._pending, self._pending_rows, self._pending_identities = {}, 0, {}
+            self._pending = {id_: rows for id_, rows in self._pending.items() if id_ not in part}
+            self.pending_rows = sum(map(len, self._pending.values()))
+            if not self._pending:
+                self._pending_identities = {}
             self._structures.drop_large_dense(self._dense_max, self._unsettled, self._newest_vectors)
         return self._structures
+
+    async def show_rows(self) -> None:
+        """Bring the search structures up to date in slices, so that the next read need not."""
+        while self.pending_rows > UNSHOWN_MAX:
+            await pause_if_due()
+            self.refresh_search(SHOWN_PER_SLICE)
 
     # ---- queries of decisions
     def _latest_of(self, fragment_id: str) -> Fragment | None:
@@ -376,7 +390,7 @@ class WorkingSet:
         """Apply a commit."""
         if decision.transition is not None:
             changed = {row.fragment.id for row in commit.rows}
-            self.state = _at_version(decision.transition.state, changed, commit.revision + 1)
+            self.state = decision.transition.state.at_version(changed, commit.revision + 1)
         self.record = replace(
             self.record,
             revision=commit.revision + 1,
@@ -407,13 +421,12 @@ class WorkingSet:
                 self._pending_identities.setdefault(identity_hash(fragment), []).append(fragment.id)
             self._index_keys(fragment)
             self.links.note(fragment)
-        self._pending_rows += len(commit.rows)
+        self.pending_rows += len(commit.rows)
         self.fragment_cache.put([row.fragment for row in commit.rows])
         self._forget_words(commit)
         self._forget_changed({row.fragment.id: row.fragment.content for row in commit.rows if row.replaces})
-        if commit.removed or self._pending_rows > _UNSHOWN_MAX:
-            self.refresh_search()
         if commit.removed:
+            self.refresh_search()
             self._remove_fragments(commit.removed)
 
     def _apply_suspicions(self, commit: Commit) -> None:
@@ -475,24 +488,6 @@ class WorkingSet:
         if fragment.external_id:
             self._keys[fragment.external_id] = fragment.id
             self._key_of[fragment.id] = fragment.external_id
-
-
-def _at_version(state: State, changed: Set[str], version: int) -> State:
-    """The state in which changed fragments have the version of the journal, which is their etag."""
-
-    def stamp_tier(tier: tuple[Held, ...]) -> tuple[Held, ...]:
-        return tuple(
-            [
-                Held(held.fragment.but(version=version), held.vector, held.enhancements)
-                if held.fragment.id in changed
-                else held
-                for held in tier
-            ]
-        )
-
-    return State(
-        state.kind, state.seed, stamp_tier(state.sensory), stamp_tier(state.short_term), state.reflection_aggregate
-    )
 
 
 def _sort_held(held: Sequence[Held]) -> tuple[Held, ...]:

@@ -21,10 +21,11 @@ from memstream_server.core.values import Enhancement, Fragment, Held, Tier
 from memstream_server.engine import lifecycle
 from memstream_server.engine.errors import CursorCompacted, CursorVoid, FragmentNotFound, JournalUnavailable
 from memstream_server.engine.memory.working_set import WorkingSet
+from memstream_server.engine.runtime.turns import in_slices, pause_if_due
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.reading import FragmentQuery, LoadedMemory
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
-from memstream_server.ports.journal.records import MemoryRecord, Version
+from memstream_server.ports.journal.records import MemoryRecord, Recorded, Version
 from memstream_server.ports.journal.rows import Block, Row
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 PAGE = 500
 """Transitions or fragments read at once."""
+EVENTS_PER_SLICE = 64
+"""Events of a transition between two pauses, about half a millisecond."""
 LOADS_AT_ONCE = 2
 """Working sets of the past that exist at the same time; each takes the RAM of an active memory."""
 _ATTEMPTS = 5
@@ -71,9 +74,18 @@ class _Moment:
         """Add the transitions that were committed since the last read, then read which versions are kept."""
         while page := await self._journal.list_events(self.record.uid, self.timeline.head, PAGE):
             for one in page:
-                self.timeline.add(one.revision, one.time_us, one.events)
+                await self._add(one)
         self.timeline.set_versions(await self._journal.version_keys(self.record.uid))
         self._versions = {}
+
+    async def _add(self, one: Recorded) -> None:
+        """Add a transition, in slices up to the moment: what must be undone follows from a whole one."""
+        if one.revision > self.timeline.revision or len(one.events) <= EVENTS_PER_SLICE:
+            self.timeline.add(one.revision, one.time_us, one.events)
+            await pause_if_due()
+            return
+        async for part in in_slices(one.events, EVENTS_PER_SLICE):
+            self.timeline.add(one.revision, one.time_us, part)
 
     async def read_time(self) -> None:
         """Read when the revision was committed, without the log around it. Raises CursorCompacted."""
@@ -275,7 +287,9 @@ class Past:
         await moment.read_log()
         embedding = self._models.embeddings.in_force
         for _ in range(_ATTEMPTS):
+            await pause_if_due()
             _check_kept(moment.timeline)
+            await pause_if_due()
             await moment.read_versions(moment.timeline.changed_ids())
             working = await self._load_working(moment, embedding, receipt)
             if not working.behind:

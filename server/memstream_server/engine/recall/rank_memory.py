@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -71,7 +71,7 @@ class Found:
 
 _USUAL = Filter(tiers=(Tier.SHORT_TERM, Tier.LONG_TERM))
 """What a recall selects without a filter."""
-Rank = Callable[[Cosines, Legs | None, Unread | None], Found]
+Rank = Callable[[Cosines, Legs | None, Unread | None], Awaitable[Found]]
 
 
 async def rank_in_ram(
@@ -84,7 +84,7 @@ async def rank_in_ram(
     """
     vector = question.vector
     if vector is None or not dense.large:
-        return rank(no_cosines(len(dense)) if vector is None else dense.cosines(vector), None, None)
+        return await rank(no_cosines(len(dense)) if vector is None else dense.cosines(vector), None, None)
     exact = dict[str, float]()
     with dense.scan(vector) as scan:
         scanning = asyncio.ensure_future(run_in_thread(scan.compute))
@@ -97,11 +97,11 @@ async def rank_in_ram(
             if unread is None:
                 cosines, errors = scan.estimate()
                 if errors is None:
-                    return rank(cosines, legs, None)
+                    return await rank(cosines, legs, None)
                 unread = Unread(cosines, errors)
             columns = working.columns
             unread.resolve({slot: exact[id_] for id_ in exact if (slot := columns.slot(id_)) is not None})
-            found = rank(unread.cosines, legs, unread)
+            found = await rank(unread.cosines, legs, unread)
             if not unread.wanted:
                 return found
             ids = [columns.ids[slot] for slot in sorted(unread.wanted)]
@@ -213,18 +213,18 @@ def _rank_whole(
     question: Question,
     allowed: Mask,
     cosines: Cosines,
-) -> Found:
+) -> Generator[None, None, Found]:
     """A sensory or FIFO memory answers with all its fragments in order; a query's limit keeps the latest."""
-    slots = allowed.nonzero()[0]
+    revision, slots = working.record.revision, allowed.nonzero()[0]
     legs = working.legs(question.terms)
     signals = Signals.of(working.columns, legs, cosines, slots)
     everything = replace(question, limit=max(1, len(slots)), fold=False)
     weights = weights_of(working.record.policy, query, working.embedding.model)
-    ranked = ranking.rank_candidates(working.columns, signals, everything, weights, allowed)
+    ranked = yield from ranking.rank_candidates(working.columns, signals, everything, weights, allowed)
     in_order = sorted(ranked.results, key=lambda scored: scored.slot)
     latest = in_order if query.limit is None else in_order[-query.limit :]
     return Found(
-        working.record.revision,
+        revision,
         len(slots),
         tuple(latest),
         ranked.considered,
@@ -307,8 +307,8 @@ def rank_memory(
     wider: bool,
     legs: Legs | None = None,
     unread: Unread | None = None,
-) -> Found:
-    """Rank the working set.
+) -> Generator[None, None, Found]:
+    """Rank the working set, with pauses as in core/ranking.py.
 
     cosines: by slot; NaN where unknown: without vectors in RAM only the candidates have one. now_us: the
     time for expiry. wider: the results are rearranged before they are cut to the limit. legs: the lexical legs, if
@@ -320,18 +320,18 @@ def rank_memory(
         question = replace(question, outdated=masks.outdated, superseded=superseded)
     policy, columns = working.record.policy, working.columns
     if working.record.kind in (MemoryKind.SENSORY, MemoryKind.SHORT_TERM):
-        return _rank_whole(working, query, question, allowed, cosines)
+        return (yield from _rank_whole(working, query, question, allowed, cosines))
     if policy.recall.ranking is RankingRule.DBGPT:
         return _rank_dbgpt(working, query, question, allowed, cosines, unread)
-    legs = legs or working.legs(question.terms)
+    revision, legs = working.record.revision, legs or working.legs(question.terms)
     weights = weights_of(policy, query, working.embedding.model)
     if working.dense is not None:
-        ranked = ranking.rank(columns, legs, cosines, question, weights, allowed, unread)
+        ranked = yield from ranking.rank(columns, legs, cosines, question, weights, allowed, unread)
     else:
         signals, lent = ranking.find_candidates(columns, legs, cosines, question, allowed)
-        ranked = ranking.rank_candidates(columns, signals, question, weights, allowed, lent)
+        ranked = yield from ranking.rank_candidates(columns, signals, question, weights, allowed, lent)
     return Found(
-        working.record.revision,
+        revision,
         int(allowed.sum()),
         ranked.results,
         ranked.considered,

@@ -54,7 +54,7 @@ from memstream_server.engine.recall.rank_memory import (
 )
 from memstream_server.engine.recall.reranking import Ranked, Reranking
 from memstream_server.engine.requests import Query, RecallAnswer
-from memstream_server.engine.runtime.turns import pause_if_due
+from memstream_server.engine.runtime.turns import pause_if_due, run_in_slices
 from memstream_server.ports.index import IndexLost, IndexUnavailable
 from memstream_server.ports.models import ModelError
 
@@ -216,7 +216,7 @@ class Recaller:
         journal.
         """
         if question.vector is None:
-            found = self._rank(working, query, question, no_cosines(len(working.columns)))
+            found = await self._rank(working, query, question, no_cosines(len(working.columns)))
             watch.record_step("score")
             return found, ""
         degraded = self._index_health.degraded
@@ -268,7 +268,7 @@ class Recaller:
         if held:
             matrix = np.stack([vector for _, vector in held])
             cosines[[slot for slot, _ in held]] = multiply_rows(matrix, question.vector)
-        found = self._rank(working, query, question, cosines)
+        found = await self._rank(working, query, question, cosines)
         watch.record_step("score")
         return found, degraded
 
@@ -312,7 +312,7 @@ class Recaller:
             only_time=asks_only_time(query.text, times),
         )
 
-    def _rank(
+    async def _rank(
         self,
         working: WorkingSet,
         query: Query,
@@ -322,7 +322,8 @@ class Recaller:
         unread: Unread | None = None,
     ) -> Found:
         wider = _orders_twins(working) or self._find_reranking(working) is not None
-        return rank_memory(working, query, question, cosines, self._expiry_us(query), wider, legs, unread)
+        parts = rank_memory(working, query, question, cosines, self._expiry_us(query), wider, legs, unread)
+        return ranking.finish(parts) if query.receipt else await run_in_slices(parts)  # a receipt is of one revision
 
     def _expiry_us(self, query: Query) -> int:
         """The time that expiry counts at."""

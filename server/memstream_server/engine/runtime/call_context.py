@@ -1,13 +1,15 @@
 """The account, log and trace context of work: an actor serves many calls, and does each piece of work under the call
-that asked for it.
+that asked for it. And the queue in which accounts wait for their turns.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import heapq
 from collections.abc import Iterator
 from itertools import count
+from typing import Any, Generic, TypeVar, cast
 
 PRINCIPAL: contextvars.ContextVar[str] = contextvars.ContextVar("memstream_principal", default="")
 """Who called; empty without authentication, and for the server's own work."""
@@ -70,3 +72,217 @@ def working_for(origin: Origin) -> Iterator[None]:
     finally:
         for variable, token in tokens:
             variable.reset(token)
+
+
+T = TypeVar("T")
+
+SMALL_S = 0.003
+"""Cost of a request up to which it counts as small."""
+LARGE_EACH = 4
+"""Of so many turns of an account, one is of a large request."""
+ACCOUNTS_MAX = 4_096
+"""Accounts that are kept; beyond this, idle ones without debt are dropped."""
+
+
+class _Entrant:
+    """One of several that share: a principal, or a namespace of one."""
+
+    __slots__ = ("is_queued", "virtual_s")
+
+    def __init__(self) -> None:
+        self.virtual_s = 0.0
+        self.is_queued = False
+
+
+class _Principal(_Entrant):
+    __slots__ = ("name", "namespaces")
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.namespaces = _Order()
+
+
+class _Line(Generic[T]):
+    """Items of one account, in order of their requests."""
+
+    __slots__ = ("_entries", "_large", "_popped", "_small")
+
+    def __init__(self) -> None:
+        self._small: list[tuple[int, int, T]] = []
+        """Heaps of (number of the request, order of entry, item)."""
+        self._large: list[tuple[int, int, T]] = []
+        self._entries = self._popped = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._small or self._large)
+
+    def push(self, request: Request | None, item: T) -> bool:
+        """Add an item. Returns whether it is of a small request."""
+        self._entries += 1
+        large = request is not None and request.cost_s > SMALL_S
+        entry = (0 if request is None else request.number, self._entries, item)
+        heapq.heappush(self._large if large else self._small, entry)
+        return not large
+
+    def pop(self) -> tuple[T, bool]:
+        """Remove and return the next item, and whether it is of a small request. There must be one."""
+        self._popped += 1
+        large = bool(self._large and (not self._small or self._popped % LARGE_EACH == 0))
+        return heapq.heappop(self._large if large else self._small)[2], not large
+
+
+class _Share(_Entrant, Generic[T]):
+    """A namespace of a principal."""
+
+    __slots__ = ("account", "principal", "waiting")
+
+    def __init__(self, account: Account, principal: _Principal) -> None:
+        super().__init__()
+        self.account = account
+        self.principal = principal
+        self.waiting: _Line[T] = _Line()
+
+
+class _Order:
+    """Queued entrants, the least virtual time first, equal ones in order of their entry."""
+
+    __slots__ = ("_entries", "_heap", "now_s")
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        """Virtual time at which the latest turn started."""
+        self._heap: list[tuple[float, int, Any]] = []
+        self._entries = 0
+
+    def enter(self, entrant: _Entrant) -> None:
+        """Queue an entrant, if it is not queued."""
+        if not entrant.is_queued:
+            entrant.is_queued = True
+            entrant.virtual_s = max(entrant.virtual_s, self.now_s)
+            self._entries += 1
+            heapq.heappush(self._heap, (entrant.virtual_s, self._entries, entrant))
+
+    def peek(self) -> Any:
+        """The next entrant; None if there is none."""
+        heap = self._heap
+        while heap:
+            virtual_s, _, entrant = heap[0]
+            if virtual_s >= entrant.virtual_s:
+                return entrant
+            self._entries += 1  # it was charged since it entered
+            heapq.heapreplace(heap, (entrant.virtual_s, self._entries, entrant))
+        return None
+
+    def precedes(self, entrant: _Entrant) -> bool:
+        """Whether an entrant that is not queued would be next."""
+        first = self.peek()
+        if first is None:
+            return entrant.virtual_s <= self.now_s
+        return bool(max(entrant.virtual_s, self.now_s) <= first.virtual_s)
+
+    def pop(self) -> Any:
+        """Remove and return the next entrant. There must be one."""
+        entrant = self.peek()
+        heapq.heappop(self._heap)
+        entrant.is_queued = False
+        self.now_s = max(self.now_s, entrant.virtual_s)
+        return entrant
+
+    def charge(self, entrant: _Entrant, cost_s: float) -> None:
+        """Add the cost of a turn, or of a part of one, to an entrant."""
+        started_s = max(entrant.virtual_s, self.now_s)
+        self.now_s = max(self.now_s, min(started_s, self._heap[0][0]) if self._heap else started_s)
+        entrant.virtual_s = started_s + cost_s
+
+
+class FairQueue(Generic[T]):
+    """Items that wait, each of an account, in order of start-time fair queueing (Goyal, Vin, Cheng 1996).
+
+    Each account has a virtual time, which its costs raise, and the one with the least is next; first among principals,
+    then among the namespaces of one. An account that was idle starts at the present minimum: it has neither saved up
+    nor is it punished. Within an account small requests precede large ones, and older ones younger ones: large ones end
+    one after the other, instead of all late and all in RAM.
+    """
+
+    def __init__(self) -> None:
+        self._principals = _Order()
+        self._by_name: dict[str, _Principal] = {}
+        self._shares: dict[Account, _Share[T]] = {}
+        self.waiting = self._small = 0
+        """Number of items, and of those of small requests."""
+
+    def push(self, account: Account, item: T, request: Request | None = None) -> None:
+        """Queue an item behind those of the same account whose requests precede this one."""
+        share = self._share_of(account)
+        self._small += share.waiting.push(request, item)
+        share.principal.namespaces.enter(share)
+        self._principals.enter(share.principal)
+        self.waiting += 1
+
+    def pop(self, expected_s: float = 0.0) -> T:
+        """Remove and return the next item; its account is charged with `expected_s`. There must be one."""
+        return self.pop_of(expected_s)[1]
+
+    def pop_of(self, expected_s: float = 0.0) -> tuple[Account, T]:
+        """As `pop`, with the account."""
+        principal: _Principal = self._principals.pop()
+        share: _Share[T] = principal.namespaces.pop()
+        item, is_small = share.waiting.pop()
+        self.waiting -= 1
+        self._small -= is_small
+        share.virtual_s += expected_s
+        principal.virtual_s += expected_s
+        if share.waiting:
+            principal.namespaces.enter(share)
+        if principal.namespaces.peek() is not None:
+            self._principals.enter(principal)
+        return share.account, item
+
+    def next_large(self) -> str | None:
+        """The principal of the next item, if only items of large requests wait."""
+        first = None if self._small else self._principals.peek()
+        return None if first is None else cast("str", first.name)
+
+    def precedes(self, account: Account) -> bool:
+        """Whether an item of this account would be next, before all that wait."""
+        share = self._share_of(account)
+        principal, first = share.principal, self._principals.peek()
+        if first is principal:
+            return not share.is_queued and principal.namespaces.precedes(share)
+        return not principal.is_queued and self._principals.precedes(principal)
+
+    def owes(self, account: Account, slice_s: float) -> bool:
+        """Whether the principal owes more than a slice."""
+        return self._share_of(account).principal.virtual_s - self._principals.now_s > slice_s
+
+    def charge(self, account: Account, cost_s: float) -> None:
+        """Add a cost."""
+        share = self._share_of(account)
+        self._principals.charge(share.principal, cost_s)
+        share.principal.namespaces.charge(share, cost_s)
+
+    def refund(self, account: Account, cost_s: float) -> None:
+        """Take back an expected cost."""
+        share = self._share_of(account)
+        share.principal.virtual_s -= cost_s
+        share.virtual_s -= cost_s
+
+    def _share_of(self, account: Account) -> _Share[T]:
+        share = self._shares.get(account)
+        if share is None:
+            if len(self._shares) >= ACCOUNTS_MAX:
+                self._drop_idle()
+            principal = self._by_name.setdefault(account[0], _Principal(account[0]))
+            share = self._shares[account] = _Share(account, principal)
+        return share
+
+    def _drop_idle(self) -> None:
+        now_s = self._principals.now_s
+        self._shares = {
+            account: share
+            for account, share in self._shares.items()
+            if share.is_queued or share.principal.is_queued or share.principal.virtual_s > now_s
+        }
+        kept = {account[0] for account in self._shares}
+        self._by_name = {name: principal for name, principal in self._by_name.items() if name in kept}

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from memstream_server.engine.runtime.call_context import ACCOUNT, REQUEST, Account, Request
-from memstream_server.engine.runtime.turns import FairQueue, Turns, find_turns
+from memstream_server.engine.runtime.call_context import ACCOUNT, REQUEST, Account, FairQueue, Request
+from memstream_server.engine.runtime.turns import ThreadWork, Turns, find_turns
 
 T = TypeVar("T")
 SERVER: Account = ("", "")
@@ -64,7 +64,9 @@ class Threads:
         else:
             self._under_way[account[0]] += 1
             self._free -= 1
-        timed = _Timed(work)
+        turns = find_turns()
+        ahead = None if turns is None else turns.begin_thread()
+        timed = _Timed(work, ahead)
         running = asyncio.get_running_loop().run_in_executor(self._executor, timed.run)
         running.add_done_callback(lambda done: self._end(account, request, timed, done))
         return await asyncio.shield(running)
@@ -96,8 +98,10 @@ class Threads:
         if not done.cancelled():
             done.exception()  # marks it as retrieved: the caller may have left
         self._queue.charge(account, cost_s)
-        if (turns := find_turns()) is not None and account != SERVER:
-            turns.charge(account, cost_s)
+        if (turns := find_turns()) is not None:
+            turns.end_thread(work.ahead)
+            if account != SERVER:
+                turns.charge(account, cost_s)
         if (parked := self._parked.get(account[0])) is not None:
             parked.charge((account[1], ""), cost_s)
         self._pass_on(account)
@@ -133,10 +137,12 @@ class Threads:
 class _Timed(Generic[T]):
     """One piece of work, and the CPU that it took."""
 
-    __slots__ = ("_work", "cost_s")
+    __slots__ = ("_work", "ahead", "cost_s")
 
-    def __init__(self, work: Callable[[], T]) -> None:
+    def __init__(self, work: Callable[[], T], ahead: ThreadWork | None) -> None:
         self._work = work
+        self.ahead = ahead
+        """Set for the work of a small request."""
         self.cost_s = 0.0
 
     def run(self) -> T:
