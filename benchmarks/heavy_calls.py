@@ -182,6 +182,9 @@ ARGUMENTS: dict[str, Arguments] = {
         **world.memory, newer_id=world.ids[-1], older_id=world.ids[0], decision=fragment_pb2.CONFLICT_DECISION_BOTH
     ),
     "GetFragmentHistory": lambda world: memories.GetFragmentHistoryRequest(**world.memory, external_id="the one"),
+    "ListFragmentEvents": lambda world: memories.ListFragmentEventsRequest(
+        **world.memory, id=world.ids[0], page_size=PAGE_MAX
+    ),
     "RestoreFragmentVersion": lambda world: memories.RestoreFragmentVersionRequest(
         **world.memory, id=world.ids[0], version=1
     ),
@@ -195,6 +198,9 @@ ARGUMENTS: dict[str, Arguments] = {
     "ImportMemories": _import,
     "AppendMessage": lambda world: conversations.AppendMessageRequest(
         namespace=world.namespace, message=_message(world)
+    ),
+    "ListConversations": lambda world: conversations.ListConversationsRequest(
+        namespace=world.namespace, page_size=PAGE_MAX
     ),
     "ListMessages": lambda world: conversations.ListMessagesRequest(**world.conversation, page_size=PAGE_MAX),
     "GetLastMessage": lambda world: conversations.GetLastMessageRequest(**world.conversation),
@@ -219,6 +225,7 @@ ARGUMENTS: dict[str, Arguments] = {
     "GetOperation": lambda _: operations.GetOperationRequest(id="none"),
     "ListOperations": lambda world: operations.ListOperationsRequest(namespace=world.namespace, page_size=PAGE_MAX),
     "CancelOperation": lambda _: operations.CancelOperationRequest(id="none"),
+    "GetServerStatus": lambda _: server_service_pb2.GetServerStatusRequest(),
     "GetServerInfo": lambda _: server_service_pb2.GetServerInfoRequest(),
 }
 """By the name of the rpc."""
