@@ -1,6 +1,6 @@
 """A LangGraph graph whose nodes store what they learn on a memstream server. Run it twice: the facts are still there.
 
-pip install 'memstream[langgraph]' langgraph
+pip install '.[langgraph]' langgraph
 memstream serve                              # in another terminal
 python examples/langgraph_store.py [ADDRESS]
 """

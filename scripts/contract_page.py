@@ -28,6 +28,14 @@ Every rpc, message and field of the contract, with its comment. `make generate` 
 [protos/memstream/v1](../protos/memstream/v1), and a test compares them. [Errors](errors.md) lists the reasons
 of failures with their codes.
 
+Code for another language comes from protoc, or buf, in a clone. The contract imports two files of googleapis, which
+[third_party](../third_party) has:
+
+<!-- no-run: tests/test_docs.py runs it with the protoc of grpcio-tools -->
+```sh
+protoc -I protos -I third_party/googleapis --python_out=. protos/memstream/v1/*.proto
+```
+
 An `optional` field records whether it was set; at most one field of a *oneof* is set. A `repeated` field is a list.
 """
 

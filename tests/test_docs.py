@@ -191,12 +191,33 @@ def test_commands_that_do_not_run_parse(page: Path) -> None:
                     assert {word for word in targets if "=" not in word} <= _make_targets(), line
                 case ["python" | ".venv/bin/python", str(script), *_] if script.endswith(".py"):
                     assert (ROOT / script).exists() or (page.parent / script).exists(), line
-                case ["pip", "install", str(what)] if what.startswith("memstream["):
+                case ["pip", "install", str(what)] if what.startswith(".["):
                     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-                    assert set(what[10:-1].split(",")) <= extras["optional-dependencies"].keys(), line
+                    assert set(what[2:-1].split(",")) <= extras["optional-dependencies"].keys(), line
 
 
-OURS = ("memstream ", "make ", "python ", ".venv/bin/python ", "pip install 'memstream[")
+OURS = ("memstream ", "make ", "python ", ".venv/bin/python ", "pip install '.[")
+_FROM_A_REGISTRY = re.compile(r"(?:pip install|npm install|uvx|pipx run)\b[^`\n]*\bmemstream\b(?!\.)")
+"""Until a release the registries have nobody, or somebody else, under the name."""
+
+
+def test_protoc_compiles_the_contract_as_documented(tmp_path: Path) -> None:
+    (block,) = find_blocks((ROOT / "docs/api.md").read_text("utf-8"), "sh")
+    words = shlex.split(block.code.replace("--python_out=.", f"--python_out={tmp_path}"))
+    assert words.pop(0) == "protoc"
+    files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(words.pop()))
+    run = [sys.executable, "-m", "grpc_tools.protoc", *words, *files]
+    subprocess.run(run, cwd=ROOT, check=True, timeout=60)
+    assert len(list(tmp_path.glob("memstream/v1/*_pb2.py"))) == len(files)
+
+
+def test_nothing_advises_to_install_from_a_registry() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "*.md", "*.py", "*.yaml", "*.js"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    texts = {name: (ROOT / name).read_text("utf-8") for name in listed.stdout.split() if name != "CHANGELOG.md"}
+    found = {name: match.group(0) for name, text in texts.items() if (match := _FROM_A_REGISTRY.search(text))}
+    assert found == {}
 
 
 def _check_command(words: list[str]) -> None:

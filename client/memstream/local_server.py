@@ -45,7 +45,7 @@ RESERVED = {
     "users_file": "memstream.local sets it",
     "journal_url": "the journal is in the directory: run `memstream serve` and use memstream.connect",
 }
-_MISSING = "the server is not installed here, only the SDK: pip install 'memstream[server]'"
+_MISSING = "the server is not installed here, only the SDK: pip install '.[server]'"
 
 
 class LocalServer:

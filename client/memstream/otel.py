@@ -1,4 +1,4 @@
-"""OpenTelemetry for clients: `memstream.connect(..., tracing=Tracing())`; pip install memstream[otel].
+"""OpenTelemetry for clients: `memstream.connect(..., tracing=Tracing())`; pip install '.[otel]'.
 
 Each unary call is a span. Each connection of a stream is a span too, a child of the span that was current when the
 stream was opened and the parent of the server's spans. A query on a Recall stream is a span (RecallQuery) below its

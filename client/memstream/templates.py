@@ -35,7 +35,7 @@ def _render_bounded(field: str, template: str, values: Mapping[str, object]) -> 
     try:
         import jinja2
     except ImportError as error:
-        raise ImportError("templates need jinja2: pip install 'memstream[agent]'") from error
+        raise ImportError("templates need jinja2: pip install '.[agent]'") from error
     if len(template) > TEMPLATE_CHARS_MAX:
         raise invalid_field(field, f"has {len(template)} characters, at most {TEMPLATE_CHARS_MAX} are allowed")
     parts: list[str] = []

@@ -14,7 +14,7 @@ def main() -> None:
             raise
         sys.exit(
             f"memstream: the package {error.name} is missing. The SDK alone is installed here;\n"
-            "the command line and the server come with: pip install 'memstream[server]'"
+            "the command line and the server come with: pip install '.[server]'"
         )
     run()
 

@@ -526,7 +526,7 @@ def test_missing_mcp_package_names_the_extra(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     ended = run("mcp", "--memory", "a/b")
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == "memstream: mcp is not installed: pip install 'memstream[mcp]'\n"
+    assert ended.stderr == "memstream: mcp is not installed: pip install '.[mcp]'\n"
 
 
 async def test_documented_host_configuration_works(server: ServerProcess) -> None:

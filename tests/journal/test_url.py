@@ -40,7 +40,7 @@ def test_every_postgresql_scheme_uses_psycopg(scheme: str, monkeypatch: pytest.M
 
 def test_missing_psycopg_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(Unreadable, match=r"pip install 'memstream\[server,postgres\]'"):
+    with pytest.raises(Unreadable, match=r"pip install '.\[server,postgres\]'"):
         postgres.parse_url(SECRET)
 
 

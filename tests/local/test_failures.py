@@ -119,7 +119,7 @@ def test_start_without_the_server_packages_says_what_to_install(directory: Path,
     with script(HOLD, directory, env=os.environ | {"PYTHONPATH": str(tmp_path)}) as user:
         _, errors = user.communicate(timeout=60)
     assert "LocalServerFailed" in errors
-    assert "pip install 'memstream[server]'" in errors
+    assert "pip install '.[server]'" in errors
 
 
 READ_ONLY = """

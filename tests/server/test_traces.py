@@ -152,5 +152,5 @@ def test_tracing_off_needs_no_packages() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines()[0].startswith("otlp_endpoint is set: pip install 'memstream[otel]'")
+    assert ended.stdout.splitlines()[0].startswith("otlp_endpoint is set: pip install '.[otel]'")
     assert ended.stdout.splitlines()[1] == "None"

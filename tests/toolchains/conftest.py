@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Cluster]:
     """A PostgreSQL cluster."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'memstream[postgres]')")
+    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install '.[postgres]')")
     try:
         cluster = Cluster()
     except Absent as absent:

@@ -44,7 +44,7 @@ def choose_index(settings: Settings) -> IndexChoice:
     if settings.is_without_index:
         return IndexChoice(_open_none, shared=True, layout=settings.index_partitions)
     if find_spec("milvus_lite") is None:
-        raise StartError("Milvus Lite is not installed: pip install 'memstream[server]', or set milvus_uri")
+        raise StartError("Milvus Lite is not installed: pip install '.[server]', or set milvus_uri")
     return IndexChoice(partial(_open_lite, settings), shared=False, layout=settings.index_partitions)
 
 

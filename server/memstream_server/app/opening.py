@@ -35,7 +35,7 @@ def open_tracing(settings: Settings) -> OpenTelemetry | None:
     try:
         from memstream_server.tracing import OpenTelemetry
     except ImportError as error:
-        raise StartError(f"otlp_endpoint is set: pip install 'memstream[otel]' ({error})") from error
+        raise StartError(f"otlp_endpoint is set: pip install '.[otel]' ({error})") from error
     from memstream_server.rpc.info import server_version
 
     return OpenTelemetry(settings.otlp_endpoint, settings.trace_ratio, server_version())

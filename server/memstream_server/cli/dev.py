@@ -183,7 +183,7 @@ def describe_server(address: str, console: str, directory: Path, count: int) -> 
         "Try in another terminal:",
         f'  memstream recall {MEMORY} "{QUESTION}" -n 3 --explain{target}',
         "",
-        "Give an MCP host these tools (pip install 'memstream[mcp]'):",
+        "Give an MCP host these tools (pip install '.[mcp]'):",
         *json.dumps(host_entry(address), indent=2).splitlines(),
         "",
         "Ctrl-C ends the server.",

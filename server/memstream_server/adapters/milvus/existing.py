@@ -135,7 +135,7 @@ def _serve_lite(directory: Path) -> Iterator[str]:
     if not (directory / "collections").is_dir():
         raise FileNotFoundError(f"{directory} is no directory of Milvus Lite 3, which has a folder named collections")
     if find_spec("milvus_lite") is None:
-        raise IndexUnavailable("Milvus Lite is not installed: pip install 'memstream[server]'")
+        raise IndexUnavailable("Milvus Lite is not installed: pip install '.[server]'")
     from milvus_lite.adapter.grpc.server import start_server_in_thread
     from milvus_lite.exceptions import MilvusLiteError
 

@@ -54,7 +54,7 @@ def _loaded() -> Any:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError as error:
-        raise ValueError("py3langid is not installed: pip install 'memstream[server,languages]'") from error
+        raise ValueError("py3langid is not installed: pip install '.[server,languages]'") from error
     made = LanguageIdentifier.from_model_file(MODEL_FILE)
     made.set_languages([*STEMMERS, *OTHERS])
     return made

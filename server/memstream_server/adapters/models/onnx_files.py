@@ -80,7 +80,7 @@ def session(file: Path) -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise OnnxModelError("onnxruntime is not installed: pip install 'memstream[server,onnx]'") from error
+        raise OnnxModelError("onnxruntime is not installed: pip install '.[server,onnx]'") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
@@ -102,7 +102,7 @@ def tokenizer(directory: Path, tokens_max: int) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise OnnxModelError("tokenizers is not installed: pip install 'memstream[server,onnx]'") from error
+        raise OnnxModelError("tokenizers is not installed: pip install '.[server,onnx]'") from error
     file = directory / "tokenizer.json"
     try:
         made = Tokenizer.from_file(str(file))

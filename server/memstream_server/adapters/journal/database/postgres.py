@@ -106,7 +106,7 @@ def parse_url(text: str) -> URL:
     if url.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
         raise Unreadable(f"a journal cannot be on {url.drivername}: journal_url begins with postgresql://")
     if importlib.util.find_spec("psycopg") is None:
-        raise Unreadable("PostgreSQL needs psycopg: pip install 'memstream[server,postgres]'")
+        raise Unreadable("PostgreSQL needs psycopg: pip install '.[server,postgres]'")
     return url.set(drivername="postgresql+psycopg")
 
 

@@ -179,7 +179,7 @@ def _put_into_place(built: Path, place: Path) -> None:
 def _check_packages() -> None:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
-        raise InstallError(f"{', '.join(missing)} is not installed: pip install 'memstream[server,models]'")
+        raise InstallError(f"{', '.join(missing)} is not installed: pip install '.[server,models]'")
 
 
 def _needed_bytes(model: LocalModel) -> int:
