@@ -143,7 +143,7 @@ async def measure_live(
     memory = await client.create_memory("bench/live")
     context = await chromium.new_context(viewport={"width": 1280, "height": 800})
     page = await context.new_page()
-    await page.goto(f"http://{address}/#/m/bench/live")
+    await page.goto(f"http://{address}/#/m/bench/live/live")
     await page.locator("[data-state=live]").wait_for()
     session = await context.new_cdp_session(page)
     await page.evaluate(COLLECT_LAGS)
@@ -199,7 +199,8 @@ async def run_benchmark(memories: int, fragments: int, live_s: float) -> dict[st
             fragment = await anext(aiter(client.memory("bench/a-large").list_fragments()))
             views = {
                 f"memories ({memories:,})": ("#/namespace/bench", "table.memories tbody tr"),
-                f"live ({fragments:,} fragments)": ("#/m/bench/a-large", ".card"),
+                f"browse ({fragments:,} fragments)": ("#/m/bench/a-large", "table.fragments tbody tr"),
+                f"live ({fragments:,} fragments)": ("#/m/bench/a-large/live", ".card"),
                 f"timeline ({fragments:,} fragments)": ("#/m/bench/a-large/timeline", ".timeline li"),
                 f"a fragment's fields ({fragments:,} fragments)": (
                     f"#/m/bench/a-large/fragment/{fragment.id}",

@@ -1,6 +1,6 @@
 // The controls of a filter of fragments, and the filter that they say.
 
-import { field, h, select } from "./dom.js";
+import { field, given, h, select } from "./dom.js";
 
 export const TIERS = [["", "any"], ["TIER_SENSORY", "sensory"], ["TIER_SHORT_TERM", "short-term"], ["TIER_LONG_TERM", "long-term"]];
 const KINDS = [["", "any"], ["FRAGMENT_KIND_OBSERVATION", "observation"], ["FRAGMENT_KIND_INSIGHT", "insight"]];
@@ -49,4 +49,13 @@ export function readValues(value) {
   if (/^-?\d{1,15}$/.test(value)) values.push({ intValue: value });
   if (/^-?\d+(\.\d+)?(e-?\d+)?$/i.test(value)) values.push({ doubleValue: Number(value) });
   return values;
+}
+
+const NAMES = { speakers: "speaker", sessions: "session", metadata: "metadata key" };
+
+/** The names of a filter that the memory does not have: a filter by one of them finds nothing. */
+export function drawUnmatched(unmatched = []) {
+  if (!unmatched.length) return null;
+  return h("p", null, h("span", { class: "mark warn" }, "unmatched"), " This memory has no ",
+    unmatched.map(({ field: name, value }, place) => [place > 0 && ", no ", `${NAMES[name] ?? name} `, given(value)]), ".");
 }

@@ -181,7 +181,7 @@ class Fragments:
         """
         record = await self._registry.read_record(namespace, name)
         oldest = await self._journal.list_events(record.uid, 0, 1)
-        pruned = oldest[0].revision - 1 if oldest else 0
+        pruned = oldest[0].revision - 1 if oldest else record.revision
         if not after:
             received_us = time_of_ulid_us(id) - _CLOCK_MARGIN_US
             if received_us < self._runtime.clock.now_us():  # the id of an imported fragment may have a later time

@@ -10,6 +10,7 @@ import pytest
 
 import memstream
 from memstream import Memory, MemoryKind, Observation
+from tests.support.waiting import until
 from tests.toolchains.console.conftest import Visit
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.asyncio(loop_scope="session")]
@@ -250,8 +251,11 @@ async def test_memory_is_created_changed_and_deleted(visit: Visit) -> None:
     await limit.get_by_text("profile").wait_for()
     await page.get_by_label("Labels, one").fill("team=core\ncity=Bonn")
     await page.get_by_role("button", name="Save the labels").click()
-    await page.get_by_text("Saved.").wait_for()
-    assert dict((await client.get_memory("made/here")).labels) == {"team": "core", "city": "Bonn"}
+
+    async def saved() -> bool:
+        return dict((await client.get_memory("made/here")).labels) == {"team": "core", "city": "Bonn"}
+
+    await until(saved)
     async with page.expect_download() as saving:
         await page.get_by_role("button", name="Export", exact=True).click()
     assert (await saving.value).suggested_filename == "made-here.jsonl"
@@ -313,3 +317,13 @@ async def test_recall_filters_by_metadata_and_importance(visit: Visit) -> None:
     await page.get_by_role("button", name="Recall", exact=True).click()
     await page.locator(".ranking > li:nth-child(2)").wait_for(state="detached")
     await ranking.get_by_text("Ann drinks tea.").wait_for()
+
+
+async def test_filter_by_an_unknown_name_says_so(visit: Visit) -> None:
+    await fill(visit, "unknown")
+    page = await visit.sign_in("m/shop/unknown?speaker=Zoe")
+    await page.get_by_text("This memory has no speaker Zoe.").wait_for()
+    await visit.go("m/shop/unknown/timeline?speaker=Zoe")
+    await page.get_by_text("This memory has no speaker Zoe.").wait_for()
+    await visit.go("m/shop/unknown/recall?text=tea&speaker=Zoe")
+    await page.get_by_text("This memory has no speaker Zoe.").wait_for()

@@ -69,3 +69,53 @@ async def test_receipt_is_shown_with_its_replay(visit: Visit) -> None:
     await page.get_by_text("does not have the same ranking").wait_for()
     await sides.first.get_by_text("erased", exact=True).wait_for()
     await page.get_by_text("query-erased").wait_for()
+
+
+async def test_conversations_of_a_namespace_are_listed(visit: Visit) -> None:
+    client = visit.console.client
+    await client.create_memory("talks/memory")
+    await client.conversation("talks/plans").append("ann", "hello")
+    await client.conversation("talks/plans").complete()
+    await client.conversation("talks/today").append("ann", "good morning")
+    page = await visit.sign_in("conversations/talks")
+    assert await page.locator("tbody th").all_text_contents() == ["plans", "today"]
+    assert await page.locator("tbody .mark").all_text_contents() == ["completed", "open"]
+    await page.get_by_role("link", name="today").click()
+    await page.locator(".timeline li", has_text="good morning").wait_for()
+
+
+async def test_server_shows_use_calls_and_settings_to_an_admin(visit: Visit) -> None:
+    page = await visit.sign_in("server")
+    use = page.get_by_role("region", name="Use", exact=True)
+    await use.get_by_text("observations stored").wait_for()
+    for name in ("RAM", "CPU", "disk", "open streams", "memories in RAM"):
+        await use.get_by_text(name, exact=True).wait_for()
+    row = page.locator("table.calls tr", has=page.get_by_role("rowheader", name="GetServerInfo", exact=True))
+    assert int((await row.locator("td").first.text_content()).replace(",", "")) > 0
+    await row.locator("td").nth(1).get_by_text(".").wait_for()  # the rate, with the second read
+    await page.get_by_text("Settings (").click()
+    secret = page.locator("table.settings tr", has=page.get_by_role("rowheader", name="llm_api_key", exact=True))
+    assert await secret.locator("td").first.text_content() == "**********"
+
+
+async def test_server_shows_a_reader_no_use_and_no_settings(visit: Visit) -> None:
+    page = await visit.sign_in("server", key="reader")
+    await page.get_by_text("need the right admin in every namespace").wait_for()
+    assert await page.locator("table.calls, table.settings").count() == 0
+
+
+async def test_purge_and_reindex_start_from_the_operations(visit: Visit) -> None:
+    page = await visit.sign_in("operations")
+    for button, type in (("Purge all namespaces", "purge"), ("Rebuild the index", "reindex")):
+        await page.get_by_role("button", name=button).click()
+        await page.locator("tbody tr").first.get_by_role("rowheader", name=type).wait_for()
+    started = [one.type async for one in visit.console.client.operations()][:2]
+    assert started == ["reindex", "purge"]
+    async for one in visit.console.client.operations():
+        if one.end_time is None:
+            await visit.console.client.finished(one)
+
+
+async def test_reader_starts_no_operation(visit: Visit) -> None:
+    page = await visit.sign_in("operations", key="reader")
+    assert await page.locator(".view .bar button").count() == 0

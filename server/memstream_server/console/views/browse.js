@@ -5,7 +5,7 @@ import { addBox } from "../adding.js";
 import { call } from "../api.js";
 import { clipped, field, given, h, hiddenMark, notify, select, show, table } from "../dom.js";
 import { fragmentLink } from "../events.js";
-import { filterFields, readFilter } from "../fragment_filter.js";
+import { drawUnmatched, filterFields, readFilter } from "../fragment_filter.js";
 import { count, decimal, textOf, tierName, time } from "../format.js";
 import { paged, PAGE_SIZE } from "../paging.js";
 import { Selection } from "../selection.js";
@@ -59,7 +59,7 @@ class Browse {
     this.rows = h("div");
     this.selection = new Selection(memory, rights, signal, () => this.request(), () => this.reopen());
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.submit(); });
-    this.open = paged(this.rows, (pageToken) => this.read(pageToken), (fragments) => this.draw(fragments));
+    this.open = paged(this.rows, (pageToken) => this.read(pageToken), (fragments, { unmatched }) => [drawUnmatched(unmatched), this.draw(fragments)]);
   }
 
   /** The list that the form asks for. */
@@ -76,8 +76,8 @@ class Browse {
   }
 
   async read(pageToken) {
-    const { fragments = [], nextPageToken } = await call("MemoryService/ListFragments", { ...this.request(), pageToken }, this.signal);
-    return { rows: fragments, next: nextPageToken };
+    const { fragments = [], nextPageToken, unmatched = [] } = await call("MemoryService/ListFragments", { ...this.request(), pageToken }, this.signal);
+    return { rows: fragments, next: nextPageToken, unmatched };
   }
 
   draw(fragments) {

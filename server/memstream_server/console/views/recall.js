@@ -4,7 +4,7 @@ import { readForm, remember, restoreForm } from "../address.js";
 import { call } from "../api.js";
 import { action, clipped, field, given, h, hiddenMark, notify, select, show, table } from "../dom.js";
 import { CONFLICT_REASONS, fragmentLink } from "../events.js";
-import { filterFields, readFilter } from "../fragment_filter.js";
+import { drawUnmatched, filterFields, readFilter } from "../fragment_filter.js";
 import { count, decimal, enumName, link, metadataValue, textOf, tierName, time, timeIn } from "../format.js";
 import { textLater } from "../related.js";
 import { bar, legend, partsTable, scaleOf } from "../score.js";
@@ -159,6 +159,7 @@ class Pane {
     show(this.status, `${ranked.length} recollections`);
     show(this.answer,
       this.drawSummary(done, ranked.length, elapsedMs),
+      drawUnmatched(done.unmatched),
       drawInterpreted(done.interpreted ?? [], query.timeZone),
       legend(ranked),
       ranked.length ? h("ol", { class: "ranking" }, ranked.map((each) => this.drawRecollection(each, scale)))

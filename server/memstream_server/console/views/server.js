@@ -8,6 +8,7 @@ import { drawSpending } from "../spending.js";
 import { pause } from "../shared_stream.js";
 
 const POLL_MS = 5_000;
+const CAPABILITIES = ["watch", "conversations", "lifecycle", "erase", "export", "operations", "reflection", "subscribe"];
 const IN_BYTES = /Bytes/;
 const USE_HEADS = [["Requests", "number"], ["Failed", "number"], ["Prompt tokens", "number"], ["Completion tokens", "number"]];
 
@@ -47,7 +48,8 @@ class ServerPage {
 }
 
 function draw(info, status, before) {
-  const capabilities = (info.capabilities ?? []).map((each) => h("span", { class: "label" }, enumName(each, "CAPABILITY_")));
+  const has = new Set((info.capabilities ?? []).map((each) => enumName(each, "CAPABILITY_")));
+  const capabilities = [...new Set([...CAPABILITIES, ...has])].map((name) => h("span", { class: has.has(name) ? "mark good" : "label" }, has.has(name) ? name : `no ${name}`));
   const limits = Object.entries(info.limits ?? {}).map(([name, value]) => [nameOf(name), valueOf(name, value)]);
   return [
     h("p", { class: info.degraded ? "mark warn" : "mark good" }, info.degraded ? `degraded: ${visible(info.degraded)}` : "answers are complete"),

@@ -4,7 +4,7 @@ import { readForm, remember, restoreForm } from "../address.js";
 import { call } from "../api.js";
 import { clipped, given, h, hiddenMark, show } from "../dom.js";
 import { fragmentLink } from "../events.js";
-import { filterFields, readFilter } from "../fragment_filter.js";
+import { drawUnmatched, filterFields, readFilter } from "../fragment_filter.js";
 import { count, decimal, enumName, textOf, tierName, time } from "../format.js";
 import { paged, PAGE_SIZE } from "../paging.js";
 import { sessionLink } from "./sessions.js";
@@ -19,8 +19,8 @@ export async function render({ place, signal, memory, query }) {
   const open = paged(rows, async (pageToken) => {
     const request = { ...memory, filter: readFilter(form.elements), forgotten: form.elements.forgotten.checked, pageSize: PAGE_SIZE, pageToken };
     const answer = await call("MemoryService/ListFragments", request, signal);
-    return { rows: answer.fragments ?? [], next: answer.nextPageToken };
-  }, (fragments) => (fragments.length ? bySession(fragments, memory) : h("p", { class: "empty" }, "No fragment matches.")));
+    return { rows: answer.fragments ?? [], next: answer.nextPageToken, unmatched: answer.unmatched };
+  }, (fragments, { unmatched }) => [drawUnmatched(unmatched), fragments.length ? bySession(fragments, memory) : h("p", { class: "empty" }, "No fragment matches.")]);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     remember({ ...readForm(form), page: null });
