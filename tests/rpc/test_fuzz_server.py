@@ -34,6 +34,7 @@ ANSWERED_CALLS_MIN = 5_000
 """With fewer calls an rpc may be refused each time by chance."""
 REFUSED = {
     "ReflectMemory": "needs an LLM, and the server has none",
+    "GetServerStatus": "the callers of the guarded server lack its right on the whole server",
     "StartReindex": "rare by its weight, and the callers of the guarded server lack its right on the whole server",
 }
 """The rpcs that may never answer OK, with the reason."""

@@ -65,7 +65,7 @@ BY_EARLIER_ANSWER = (
     *("CancelOperation", "RecallOnce", "ObserveBatch"),
 )
 """Most of their requests are sent without invalid fields: one invalid value or a stale id refuses them."""
-SEEN = ("Suspicion", "FragmentVersion", "RecallReceipt", "Operation")
+SEEN = ("FragmentVersion", "RecallReceipt", "Operation")
 
 
 class Fuzzer:
@@ -193,8 +193,8 @@ class Fuzzer:
         """Name what an earlier answer has."""
         if name == "SupersedeFragmentsRequest":
             self._agree_supersede(made)
-        elif name == "ResolveConflictRequest" and (suspicion := self._seen(made, "Suspicion")):
-            made.newer_id, made.older_id = suspicion.newer_id, suspicion.older_id
+        elif name == "ResolveConflictRequest":
+            made.older_id, made.newer_id = sorted((self._fragment(made), self._neighbour(made)))  # in order of receipt
             made.decision = self.draw.choice([1, 2, 3, 4])
         elif name == "RestoreFragmentVersionRequest" and (version := self._seen(made, "FragmentVersion")):
             made.id, made.version, made.etag = version.fragment.id, version.version, ""
@@ -224,10 +224,13 @@ class Fuzzer:
     def _agree_supersede(self, made: Any) -> None:
         """Two fragments of one memory."""
         made.newer_id = self._fragment(made)
-        place = made.namespace, made.memory
-        others = [each for each, seen in self.places.items() if seen == place and each != made.newer_id]
         del made.ids[:], made.external_ids[:]
-        made.ids.append(self.draw.choice(others or [made.newer_id]))
+        made.ids.append(self._neighbour(made))
+
+    def _neighbour(self, made: Any) -> str:
+        """The id of a seen fragment of the request's memory."""
+        place = made.namespace, made.memory
+        return self.draw.choice([each for each, seen in self.places.items() if seen == place] or ["0" * 26])
 
     def _seen(self, made: Any, name: str) -> Any:
         """A message of an earlier answer, or None; the request is set to its memory."""
