@@ -153,10 +153,6 @@ def test_an_empty_index_and_an_empty_query_answer() -> None:
     assert index.bm25(asked()).shares.tolist() == [0.0]
 
 
-def test_query_terms_are_distinct() -> None:
-    assert query_terms(np.array([3, 1, 3], "<u8").tobytes()).tolist() == [1, 3]
-
-
 def test_bytes_follow_the_content() -> None:
     small, large = filled(10, seed=1)[1], filled(2_000, seed=1)[1]
     assert 0 < small.bytes < large.bytes

@@ -143,7 +143,7 @@ async def test_digest_ignores_map_order() -> None:
 def test_every_event_type_has_a_number() -> None:
     lacking = [each for each in EventType if each not in fragments.EVENT_TYPES]
     assert lacking == [EventType.ACCESSED]
-    known = {fragments.EVENT_TYPES.to_number(each) for each in EventType if each not in lacking}
+    known = {fragments.EVENT_TYPES.numbers[each] for each in EventType if each not in lacking}
     assert known == set(event_pb2.EventType.values()) - {0}
 
 

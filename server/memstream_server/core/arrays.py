@@ -65,9 +65,12 @@ class Growing(Generic[Scalar]):
 
     def append(self, value: Any) -> None:
         """Add one value (a row, if 2-D)."""
-        self.reserve(1)
-        self._data[self._count] = value
-        self._set_count(self._count + 1)
+        count = self._count
+        if count == len(self._data):
+            self.reserve(1)
+        self._data[count] = value
+        self._count = count + 1
+        self.view = self._data[: count + 1]
 
     def extend(self, values: npt.ArrayLike) -> None:
         """Add many values (rows, if 2-D)."""

@@ -133,6 +133,7 @@ class Columns:
         self._superseded = Growing(np.bool_)
         self._valid_from_us = Growing(np.int64)
         self._valid_until_us = Growing(np.int64)
+        self._row_bytes = sum(each.view.itemsize for each in self._growable_columns())
         self._has_superseded = False
         self._has_validity = False
         """Whether any fragment ever had a validity: without one, nothing is compared."""
@@ -146,7 +147,7 @@ class Columns:
     @property
     def bytes(self) -> int:
         """Approximate RAM in bytes, for the limit on active memories."""
-        return sum(each.nbytes for each in self._growable_columns()) + len(self) * 200
+        return len(self.ids) * (self._row_bytes + 200)
 
     @property
     def alive(self) -> Mask:

@@ -82,9 +82,12 @@ class Legs:
     """None: the context of every fragment counts fully, and no fragment is a reply."""
 
     def terms_of(self, slots: Sequence[int]) -> npt.NDArray[np.integer]:
-        """Indices of the query's terms that one of these fragments has."""
+        """Indices of the query's terms that one of these fragments has; one that several have comes several times."""
         which, holding = self.found
-        return np.unique(which[np.isin(holding, slots)])
+        has = np.zeros(len(holding), np.bool_)
+        for slot in slots:  # one or two
+            has |= holding == slot
+        return which[has]
 
     def after_questions(self, slots: Slots, asks: npt.NDArray[np.bool_]) -> tuple[Slots, npt.NDArray[np.int32]]:
         """Which of `slots` (indices) follow a question, and the slots of these questions. `asks`: by slot."""
@@ -99,8 +102,8 @@ def idf(total: int, holding: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
 
 
 def query_terms(hashes: Packed) -> Hashes:
-    """The distinct term hashes, ascending, of packed little-endian u64."""
-    return np.unique(np.frombuffer(hashes, "<u8"))
+    """The term hashes of packed little-endian u64, which are distinct and ascending (ports.models.Analyzer)."""
+    return np.frombuffer(hashes, "<u8")
 
 
 class LexicalIndex:
@@ -115,12 +118,12 @@ class LexicalIndex:
         self._norms_of: Turns | None = None
 
     def __len__(self) -> int:
-        return len(self._neighbours.alive)
+        return len(self._neighbours)
 
     @property
     def live(self) -> int:
         """Number of live fragments."""
-        return len(self) - self._dead
+        return len(self._neighbours) - self._dead
 
     @property
     def bytes(self) -> int:
@@ -253,22 +256,18 @@ class LexicalIndex:
         """BM25's length norm, k1 x (1 - b + b x length / mean length), by slot, for each of the two legs."""
         if not self._norms or self._norms_of is not turns:
             lengths, windows = self._neighbours.lengths, self._neighbours.window_lengths()
-            total = float((lengths[self._neighbours.alive] if self._dead else lengths).sum())
-            own = self._length_norm(lengths, total, FRAGMENT_K1, FRAGMENT_B)
+            live = self.live
+            mean = (lengths[self._neighbours.alive] if self._dead else lengths).sum() / live if live else 0.0
+            own = _length_norm(lengths, mean, FRAGMENT_K1, FRAGMENT_B)
             if turns is not None:
-                own += (1 - turns.context) * (self._length_norm(lengths, total, CONTEXT_K1, CONTEXT_B) - own)
-            self._norms = [own, self._length_norm(windows, float(windows.sum()), CONTEXT_K1, CONTEXT_B)]
+                own += (1 - turns.context) * (_length_norm(lengths, mean, CONTEXT_K1, CONTEXT_B) - own)
+            self._norms = [own, _length_norm(windows, windows.sum() / live if live else 0.0, CONTEXT_K1, CONTEXT_B)]
             self._norms_of = turns
         return self._norms
 
     def _weigh_windows(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
         small = len(self) < _GATHER_MAX and terms * len(self) <= _CELLS_MAX
         return self._gather_windows(found, terms, norms) if small else self._scatter_terms(found, terms, norms)
-
-    def _length_norm(self, lengths: npt.NDArray[np.number], total: float, k1: float, b: float) -> Floats:
-        """`total` is the sum of `lengths` over live slots."""
-        mean = total / self.live if total else 1.0
-        return (k1 * (1 - b) + (k1 * b / mean) * lengths).astype(np.float32)
 
     def _weigh_terms(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
         which, slots, counts = found
@@ -325,6 +324,11 @@ class LexicalIndex:
         held = np.zeros((terms, len(self) + 1), np.float32)
         held[which, slots] = counts
         return held
+
+
+def _length_norm(lengths: npt.NDArray[np.number], mean: float, k1: float, b: float) -> Floats:
+    """`mean`: that of `lengths` over the live slots."""
+    return (k1 * (1 - b) + (k1 * b / (mean or 1.0)) * lengths).astype(np.float32)
 
 
 def _make_leg(weighed: _Weighed, k1: float) -> Leg:

@@ -55,6 +55,9 @@ class Neighbours:
         self._dirty: set[int] = set()
         self._long = 0
 
+    def __len__(self) -> int:
+        return len(self._alive.view)
+
     @property
     def nbytes(self) -> int:
         """Approximate RAM in bytes."""

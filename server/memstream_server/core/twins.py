@@ -67,16 +67,16 @@ def put_later_first(
     while left:
         best = left.pop(0)
         group = [best]
-        if best in words:
-            group += [
-                at
-                for at in left
-                if at in words
+        for at in left if best in words else ():
+            if (
+                at in words
                 and scores[best] - scores[at] <= MARGIN
                 and found[best].speaker == found[at].speaker
-                and share_of(words[best], words[at]) >= SHARE_MIN
+                and (shared := len(words[best] & words[at]))
+                and shared >= SHARE_MIN * min(len(words[best]), len(words[at]))
                 and not are_apart(found[best].id, found[at].id)
-            ]
+            ):
+                group.append(at)
         if len(group) > 1:
             group.sort(key=lambda at: observed(found[at]), reverse=True)
             later |= dict.fromkeys(group[1:], group[0])

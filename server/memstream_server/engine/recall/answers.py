@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -60,7 +60,7 @@ def list_working_memory(working: WorkingSet, query: Query, now_us: int) -> list[
     current = truth_of(working.record.policy, query) is Truth.CURRENT
     return [
         one
-        for one in (held.fragment for held in working.state.short_term)
+        for one in [held.fragment for held in working.state.short_term]
         if not (current and one.status_at(now_us) is not TruthStatus.CURRENT)
         and (chosen is None or passes(one, chosen))
         and not is_expired(one, now_us, retention)
@@ -106,21 +106,20 @@ def build_answer(
 ) -> RecallAnswer:
     """The answer of a ranking. known: the fragments of its results and companions by id. later: by id of a result, the
     id of its latest twin."""
-
-    def companion_of(id_: str) -> Recollection | None:
-        beside = found.companions.get(id_)
-        if beside is None or beside.id not in known:
-            return None
-        return Recollection(known[beside.id], beside, suspicions=suspicions.of(beside.id))
-
+    beside = {
+        id_: Recollection(known[reply.id], reply, suspicions=suspicions.of(reply.id))
+        for id_, reply in found.companions.items()
+        if reply.id in known
+    }
+    suspected = {scored.id: suspicions.of(scored.id) for scored, _ in ranked} if suspicions else {}
     recollections = [
         Recollection(
             fragment,
             scored,
             folded=found.folded.get(scored.id, ()),
-            suspicions=suspicions.of(scored.id),
+            suspicions=suspected.get(scored.id, ()),
             later_id=later.get(scored.id, ""),
-            companion=companion_of(scored.id),
+            companion=beside.get(scored.id),
         )
         for scored, fragment in ranked
     ]
@@ -142,10 +141,10 @@ def build_answer(
     )
 
 
-def _list_shown(recollections: Iterable[Recollection]) -> set[str]:
+def _list_shown(recollections: Sequence[Recollection]) -> set[str]:
     """Ids of the recollections and their companions."""
-    beside = (one.companion.fragment.id for one in recollections if one.companion is not None)
-    return {*(one.fragment.id for one in recollections), *beside}
+    beside = [one.companion.fragment.id for one in recollections if one.companion is not None]
+    return {*[one.fragment.id for one in recollections], *beside}
 
 
 def fit_answer(answer: RecallAnswer, short_term: Sequence[Fragment], query: Query) -> RecallAnswer:

@@ -102,8 +102,8 @@ class Reinforcement:
         charge_callback(began_s)
 
     def _handle_answer(self, actor: Actor, query: Query, answer: RecallAnswer) -> None:
-        fragments = tuple(found.fragment for found in answer.recollections)
-        replies = tuple(found.companion.fragment for found in answer.recollections if found.companion is not None)
+        fragments = [found.fragment for found in answer.recollections]
+        replies = [found.companion.fragment for found in answer.recollections if found.companion is not None]
         now_us = self._runtime.clock.now_us()
         working, policy = actor.working, actor.working.record.policy
         wanted = policy.recall.reinforce if query.reinforce is None else query.reinforce

@@ -25,7 +25,7 @@ def conflict_message(conflict: StoredConflict) -> fragment_pb2.ConflictRecord:
     """A suspicion with its decision, if there is one."""
     message = fragment_pb2.ConflictRecord(
         suspicion=suspicion_message(conflict.suspicion),
-        decision=DECISIONS.to_number(conflict.decision),
+        decision=DECISIONS.numbers[conflict.decision],
         note=conflict.note,
     )
     if conflict.decide_time_us is not None:

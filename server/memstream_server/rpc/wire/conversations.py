@@ -183,7 +183,7 @@ def plan_of(conversation: ConversationName, plan: Plan) -> pb.Plan:
         agent_model=plan.agent_model,
         retry_times=plan.retry_times,
         max_retry_times=plan.max_retry_times,
-        state=PLAN_STATES.to_number(plan.state),
+        state=PLAN_STATES.numbers[plan.state],
         result=plan.result,
         create_time=timestamp_message(plan.create_time_us),
         update_time=timestamp_message(plan.update_time_us),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from operator import attrgetter
 
 from google.protobuf.message import Message
 
@@ -29,6 +30,30 @@ ROLES = Enums(fragment_pb2.Role, Role)
 TRUTHS = Enums(fragment_pb2.Truth, Truth)
 STATUSES = Enums(fragment_pb2.TruthStatus, TruthStatus)
 _REASONS = Enums(event_pb2.EventReason, Reason)
+_TIMES = (
+    "observe_time",
+    "create_time",
+    "last_observe_time",
+    "access_time",
+    "expire_time",
+    "forget_time",
+    "supersede_time",
+    "valid_from",
+    "valid_until",
+)
+_read_times = attrgetter(
+    "observe_time_us",
+    "create_time_us",
+    "repeat_time_us",
+    "access_time_us",
+    "expire_time_us",
+    "forget_time_us",
+    "supersede_time_us",
+    "valid_from_us",
+    "valid_until_us",
+)
+_NO_TIMES = (None, None, 0, 0, None, None, None, None, None)
+"""Times of a fragment: the message's fields, the fragment's, and the values that say that there is none."""
 _LISTS = ("sessions", "speakers", "kinds", "metadata", "exclude_ids", "tiers")
 _CONDITIONS_MAX = 1_000
 """Maximum number of entries in one list of a filter."""
@@ -44,10 +69,10 @@ def fragment_message(fragment: Fragment, merged_text: str = "") -> fragment_pb2.
 def write_fragment(message: fragment_pb2.Fragment, fragment: Fragment) -> None:
     """Write a fragment into an empty message, in less time than a constructor and a copy take."""
     message.id = fragment.id
-    message.kind = KINDS.to_number(fragment.kind)
-    message.tier = TIERS.to_number(fragment.tier)
+    message.kind = KINDS.numbers[fragment.kind]
+    message.tier = TIERS.numbers[fragment.tier]
     message.speaker = fragment.speaker
-    message.role = ROLES.to_number(fragment.role)
+    message.role = ROLES.numbers[fragment.role]
     message.session = fragment.session
     message.importance = fragment.importance
     message.access_count = fragment.access_count
@@ -67,22 +92,11 @@ def write_fragment(message: fragment_pb2.Fragment, fragment: Fragment) -> None:
         message.content = fragment.content
     else:
         message.structured.CopyFrom(fragment_pb2.StructuredObservation(**asdict(fragment.structured)))
-    scalars.write_time(message.observe_time, fragment.observe_time_us)
-    scalars.write_time(message.create_time, fragment.create_time_us)
-    if fragment.repeat_time_us:
-        scalars.write_time(message.last_observe_time, fragment.repeat_time_us)
-    if fragment.access_time_us:
-        scalars.write_time(message.access_time, fragment.access_time_us)
-    if fragment.expire_time_us is not None:
-        scalars.write_time(message.expire_time, fragment.expire_time_us)
-    if fragment.forget_time_us is not None:
-        scalars.write_time(message.forget_time, fragment.forget_time_us)
-    if fragment.supersede_time_us is not None:
-        scalars.write_time(message.supersede_time, fragment.supersede_time_us)
-    if fragment.valid_from_us is not None:
-        scalars.write_time(message.valid_from, fragment.valid_from_us)
-    if fragment.valid_until_us is not None:
-        scalars.write_time(message.valid_until, fragment.valid_until_us)
+    for name, absent, time_us in zip(_TIMES, _NO_TIMES, _read_times(fragment), strict=True):
+        if time_us != absent:
+            time = getattr(message, name)
+            time.seconds, micros = divmod(time_us, 1_000_000)
+            time.nanos = micros * 1_000
     if fragment.metadata:
         scalars.write_metadata(message.metadata, fragment.metadata)
     texts = [fragment.content, fragment.speaker, fragment.session, fragment.external_id]
@@ -95,7 +109,7 @@ def write_version(message: memory_service_pb2.FragmentVersion, version: Version)
     message.version = version.replaced
     write_fragment(message.fragment, version.fragment.but(version=0))
     scalars.write_time(message.replace_time, version.time_us)
-    message.replaced_by = EVENT_TYPES.to_number(version.event)
+    message.replaced_by = EVENT_TYPES.numbers[version.event]
     message.principal = version.principal
 
 
@@ -152,12 +166,12 @@ def event_message(event: Event, uid: str, revision: int, ordinal: int, time_us: 
     return event_pb2.Event(
         cursor=event_pb2.Cursor(memory_uid=uid, revision=revision, ordinal=ordinal),
         time=scalars.timestamp_message(time_us),
-        type=EVENT_TYPES.to_number(event.type),
+        type=EVENT_TYPES.numbers[event.type],
         fragment_id=event.fragment,
         other_id=event.other,
-        from_tier=TIERS.to_number(event.from_tier),
-        to_tier=TIERS.to_number(event.to_tier),
-        reason=_REASONS.to_number(None if event.reason is Reason.NONE else event.reason),
+        from_tier=TIERS.numbers[event.from_tier],
+        to_tier=TIERS.numbers[event.to_tier],
+        reason=_REASONS.numbers[None if event.reason is Reason.NONE else event.reason],
         cosine=event.cosine,
         draw=event.draw,
         importance=event.importance,
@@ -181,7 +195,7 @@ def event_message(event: Event, uid: str, revision: int, ordinal: int, time_us: 
 
 def _imported_message(had: Imported) -> event_pb2.ImportedFragment:
     return event_pb2.ImportedFragment(
-        kind=KINDS.to_number(had.kind),
+        kind=KINDS.numbers[had.kind],
         enhancers=had.enhancements,
         enhancement_count=had.enhancement_count,
         duplicate_count=had.duplicate_count,

@@ -160,7 +160,7 @@ def memory_message(record: MemoryRecord) -> pb.Memory:
         namespace=record.namespace,
         name=record.name,
         uid=record.uid,
-        kind=KINDS.to_number(record.kind),
+        kind=KINDS.numbers[record.kind],
         policy=policy_message(record.policy),
         labels=dict(record.labels),
         revision=record.revision,
@@ -288,7 +288,7 @@ def _write_tunable(message: pb.Policy, name: str, value: Any) -> None:
     for part in parts:
         holder = getattr(holder, part)
     if isinstance(value, StrEnum) and type(value) in _ENUMS:
-        setattr(holder, last, _ENUMS[type(value)].to_number(value))
+        setattr(holder, last, _ENUMS[type(value)].numbers[value])
     elif last != name.split(".")[-1]:
         getattr(holder, last).CopyFrom(Duration(seconds=value))
     else:

@@ -25,9 +25,9 @@ def outcome_messages(outcomes: Iterable[Outcome]) -> list[pb.ObservationOutcome]
         pb.ObservationOutcome(
             sequence=each.sequence,
             fragment_id=each.fragment,
-            type=EVENT_TYPES.to_number(each.type),
+            type=EVENT_TYPES.numbers[each.type],
             other_id=each.other,
-            tier=TIERS.to_number(each.tier),
+            tier=TIERS.numbers[each.tier],
             related=[pb.RelatedFragment(fragment_id=one.fragment, share=one.share) for one in each.related],
         )
         for each in outcomes

@@ -224,7 +224,7 @@ def _write_recollection(message: pb.Recollection, recollection: Recollection, ra
     scored = recollection.scored
     fragments.write_fragment(message.fragment, recollection.fragment)
     message.score, message.relevance, message.rank = scored.score, scored.relevance, rank
-    message.status = fragments.STATUSES.to_number(recollection.status)
+    message.status = fragments.STATUSES.numbers[recollection.status]
     if recollection.truncated:
         message.truncated = True
     if recollection.folded:
@@ -236,7 +236,7 @@ def _write_recollection(message: pb.Recollection, recollection: Recollection, ra
     if recollection.companion is not None:
         _write_recollection(message.companion, recollection.companion, 0, formula)
     for link in recollection.chain:
-        added = message.chain.add(fragment_id=link.id, status=fragments.STATUSES.to_number(link.status))
+        added = message.chain.add(fragment_id=link.id, status=fragments.STATUSES.numbers[link.status])
         scalars.write_time(added.observe_time, link.observe_time_us)
     if formula:
         message.explanation.formula = formula

@@ -58,5 +58,5 @@ async def encode_replay(replay: Replay) -> bytes:
 
 def _difference_message(one: Difference) -> pb.ReplayDifference:
     return pb.ReplayDifference(
-        type=_TYPES.to_number(one.type), fragment_id=one.fragment, recorded=one.recorded, present=one.present
+        type=_TYPES.numbers[one.type], fragment_id=one.fragment, recorded=one.recorded, present=one.present
     )

@@ -40,7 +40,8 @@ class Enums(Generic[E]):
         numbers = dict(wire.items())
         pairs = [(numbers[prefix + each.name], each) for each in domain if prefix + each.name in numbers]
         self._from: dict[int, E] = dict(pairs)
-        self._to: dict[E, int] = {each: number for number, each in pairs}
+        self.numbers: dict[E | None, Any] = {None: 0} | {each: number for number, each in pairs}
+        """The contract's numbers, typed Any for the generated constructors; 0 for None."""
 
     def read_value(self, found: Violations, field: str, value: int, default: E) -> E:
         """The domain's value; `default` for UNSPECIFIED."""
@@ -62,12 +63,8 @@ class Enums(Generic[E]):
         known = ", ".join(f"{number} {each.name}" for number, each in self._from.items())
         return f"has no value {value} (of {known})"
 
-    def to_number(self, value: E | None) -> Any:
-        """The contract's number, typed Any for the generated constructors; 0 for None."""
-        return 0 if value is None else self._to[value]
-
     def __contains__(self, value: E) -> bool:
-        return value in self._to
+        return value in self.numbers
 
 
 def time_us(found: Violations, field: str, value: Timestamp) -> int:
