@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
@@ -11,6 +13,7 @@ from memstream_server.core.values import MemoryKind
 from memstream_server.engine.requests import AckLevel, NewMemory, Query, RecallAnswer
 from tests.engine.conftest import open_engine
 from tests.engine.memory import observation
+from tests.support.tiny_model import write_model
 
 TEXTS = ("Tea in the morning", "Rain on the roof", "A walk by the sea", "The bakery opens at six")
 KNOWN, UNKNOWN = "When does the bakery open?", "Which guitar did Zoltan restring yesterday?"
@@ -81,3 +84,19 @@ async def test_query_and_policy_set_the_floor(
 async def test_dbgpt_ranking_has_no_floor_of_its_own(tmp_path: Path) -> None:
     assert not (await ask(tmp_path / "unset", UNKNOWN, DBGPT)).weak
     assert (await ask(tmp_path / "set", UNKNOWN, DBGPT, 1.0)).weak
+
+
+@pytest.mark.parametrize(
+    ("model", "cosine", "weak"), [("all-minilm-l6-v2", 0.5, False), ("all-minilm-l6-v2", 0.3, True), ("", 0.9, True)]
+)
+async def test_a_measured_model_vouches_for_an_answer(tmp_path: Path, model: str, cosine: float, weak: bool) -> None:
+    pytest.importorskip("onnx", reason="the extra onnx is not installed")
+    directory = write_model(tmp_path / "model")
+    if model:
+        (directory / "memstream.json").write_text(json.dumps({"model": model, "space": "tiny"}))
+    said = observation("Espresso at noon", vector=np.array([1, 0, 0], np.float32))
+    asked = np.array([cosine, (1 - cosine**2) ** 0.5, 0], np.float32)
+    async with open_engine(tmp_path / "data", embedding="onnx", embedding_model_dir=directory) as engine:
+        await engine.memories.create(NewMemory("test", "joy", MemoryKind.HYBRID, DEFAULT))
+        await engine.observe_batch("test", "joy", "once", 1, [said], AckLevel.STORED)
+        assert (await engine.recall("test", "joy", Query("favourite drink?", vector=asked))).weak is weak

@@ -65,7 +65,8 @@ class EmbeddingModel:
 
     cosine_low and cosine_high map a cosine to the dense leg's [0, 1]; similarity_min is the threshold of the
     enhancement rule; the weights of the legs are relevance's defaults and sum to 1; the reply part weighs
-    `reply_factor` times the context weight, the time part `time_weight` (core/ranking.py).
+    `reply_factor` times the context weight, the time part `time_weight` (core/ranking.py). From `related_min` on a text
+    is about a question with which it shares no word; None: not measured.
     """
 
     name: str
@@ -78,6 +79,7 @@ class EmbeddingModel:
     context_weight: float = MODEL.context
     reply_factor: float = MODEL.reply
     time_weight: float = MODEL.time
+    related_min: float | None = None
     instant: bool = False
     """Whether it embeds a few texts within a millisecond, in this process, and refuses none."""
     computed: bool = False
@@ -99,6 +101,7 @@ def fitted_model(
         context_weight=fitted.context,
         reply_factor=fitted.reply,
         time_weight=fitted.time,
+        related_min=fitted.related_min,
         instant=instant,
         computed=computed,
     )

@@ -2743,8 +2743,9 @@ type RecallDone struct {
 	// For a standing query: the ids of the whole answer, best first. Recollections sent before and not among them are
 	// retracted.
 	RankingIds []string `protobuf:"bytes,10,rep,name=ranking_ids,json=rankingIds,proto3" json:"ranking_ids,omitempty"`
-	// Whether the best recollection, with its companion, shares no word with the query other than names; if query or
-	// policy set `weak_below`: whether the best relevance, without the speaker bonus and the part "time", is below it.
+	// Whether the best recollection, with its companion, shares no word with the query other than names, and is not near
+	// to it by the cosine of a model for which that was measured; if query or policy set `weak_below`: whether the best
+	// relevance, without the speaker bonus and the part "time", is below it.
 	// Memory probably has nothing about this query then. The recollections are returned all the same.
 	Weak bool `protobuf:"varint,11,opt,name=weak,proto3" json:"weak,omitempty"`
 	// Of a query with `receipt`: the id of the receipt; empty if the policy keeps none, or if a quota of the namespace is

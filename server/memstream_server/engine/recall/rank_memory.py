@@ -54,7 +54,9 @@ class Found:
     degraded: str = ""
     """Why it was not reranked."""
     shared: frozenset[int] = frozenset()
-    """Hashes of the words that the best result, or its companion, shares with the question."""
+    """Hashes of the words that the best result, or its companion, shares with the question,"""
+    nearness: float = -1.0
+    """and the greater cosine of the two; -1 if none is known."""
     interpreted: tuple[TimePhrase, ...] = ()
     """The phrases of time that the ranking considers."""
     suspicions: tuple[Suspicion, ...] = ()
@@ -64,9 +66,9 @@ class Found:
     """
 
     @property
-    def ids(self) -> tuple[str, ...]:
+    def ids(self) -> list[str]:
         """The fragments of the results and of their companions."""
-        return tuple(one.id for one in (*self.results, *self.companions.values()))
+        return [one.id for one in (*self.results, *self.companions.values())]
 
 
 _USUAL = Filter(tiers=(Tier.SHORT_TERM, Tier.LONG_TERM))
@@ -221,6 +223,7 @@ def _rank_whole(
     everything = replace(question, limit=max(1, len(slots)), fold=False)
     weights = weights_of(working.record.policy, query, working.embedding.model)
     ranked = yield from ranking.rank_candidates(working.columns, signals, everything, weights, allowed)
+    shared, nearness = _read_shared(legs, question, ranked)
     in_order = sorted(ranked.results, key=lambda scored: scored.slot)
     latest = in_order if query.limit is None else in_order[-query.limit :]
     return Found(
@@ -231,7 +234,8 @@ def _rank_whole(
         ranked.near_misses,
         ranked.folded,
         ranking.FORMULA,
-        shared=_read_shared(legs, question, ranked),
+        shared=shared,
+        nearness=nearness,
         suspicions=_read_suspicions(working, ranked.results) if query.receipt else (),
     )
 
@@ -278,13 +282,16 @@ def _rank_dbgpt(
     )
 
 
-def _read_shared(legs: Legs, question: Question, ranked: ranking.Ranking) -> frozenset[int]:
+def _read_shared(legs: Legs, question: Question, ranked: ranking.Ranking) -> tuple[frozenset[int], float]:
+    """`Found.shared` and `Found.nearness`."""
     if not ranked.results:
-        return frozenset()
+        return frozenset(), -1.0
     best = ranked.results[0]
     beside = ranked.companions.get(best.id)
-    slots = [best.slot] if beside is None else [best.slot, beside.slot]
-    return frozenset(question.terms[legs.terms_of(slots)].tolist())
+    shown = [best] if beside is None else [best, beside]
+    cosines = [one.cosine for one in shown if one.cosine is not None]
+    shared = question.terms[legs.terms_of([one.slot for one in shown])]
+    return frozenset(shared.tolist()), max(cosines, default=-1.0)
 
 
 def _read_suspicions(working: WorkingSet, results: Sequence[Scored]) -> tuple[Suspicion, ...]:
@@ -330,6 +337,7 @@ def rank_memory(
     else:
         signals, lent = ranking.find_candidates(columns, legs, cosines, question, allowed)
         ranked = yield from ranking.rank_candidates(columns, signals, question, weights, allowed, lent)
+    shared, nearness = _read_shared(legs, question, ranked)
     return Found(
         revision,
         int(allowed.sum()),
@@ -341,6 +349,7 @@ def rank_memory(
         ranked.companions,
         limit_of(policy, query) if wider else None,
         weights.beta,
-        shared=_read_shared(legs, question, ranked),
+        shared=shared,
+        nearness=nearness,
         suspicions=_read_suspicions(working, ranked.results) if query.receipt else (),
     )

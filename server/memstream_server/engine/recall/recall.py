@@ -154,13 +154,16 @@ class Recaller:
         return self._models.analyzer.question_terms(query.text, record.policy.language, record.namespace)
 
     def _is_weak(self, working: WorkingSet, query: Query, found: Found) -> bool:
-        """Whether the best result shares no word with the question other than names, or the best relevance is below the
-        floor that query or policy set.
+        """Whether the best result and its companion share no word with the question other than names, and are not
+        related to it by a known model either; or whether the best relevance is below the floor of query or policy.
         """
         record, columns = working.record, working.columns
         floor = weak_floor(record.policy, query)
         if floor is not None:
             return found.considered.best_match < floor
+        related_min = working.embedding.model.related_min
+        if related_min is not None and found.nearness >= related_min:
+            return False
         if not found.shared:
             best = found.results[0] if found.results else None
             timely = best is not None and ("time", 1.0) in zip(best.names, best.values, strict=True)

@@ -1601,8 +1601,9 @@ export type RecallDone = Message<"memstream.v1.RecallDone"> & {
   rankingIds: string[];
 
   /**
-   * Whether the best recollection, with its companion, shares no word with the query other than names; if query or
-   * policy set `weak_below`: whether the best relevance, without the speaker bonus and the part "time", is below it.
+   * Whether the best recollection, with its companion, shares no word with the query other than names, and is not near
+   * to it by the cosine of a model for which that was measured; if query or policy set `weak_below`: whether the best
+   * relevance, without the speaker bonus and the part "time", is below it.
    * Memory probably has nothing about this query then. The recollections are returned all the same.
    *
    * @generated from field: bool weak = 11;
