@@ -215,7 +215,8 @@ def _parse_integer(key: str, value: object) -> int:
 
 def _parse_time(key: str, value: object) -> datetime:
     try:
-        return read_time(value if isinstance(value, str) else _parse_number(key, value))
+        # A date that ends a validity includes its day.
+        return read_time(value if isinstance(value, str) else _parse_number(key, value), until=key == "valid_until")
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
 
