@@ -327,3 +327,25 @@ async def test_filter_by_an_unknown_name_says_so(visit: Visit) -> None:
     await page.get_by_text("This memory has no speaker Zoe.").wait_for()
     await visit.go("m/shop/unknown/recall?text=tea&speaker=Zoe")
     await page.get_by_text("This memory has no speaker Zoe.").wait_for()
+
+
+async def test_whole_memory_is_reflected_purged_cleared_and_cloned(visit: Visit) -> None:
+    client = visit.console.client
+    memory = await fill(visit, "whole")
+    page = await visit.sign_in("m/shop/whole/policy")
+    for button, type in (("Reflect", "reflect"), ("Purge", "purge")):
+        await page.get_by_role("button", name=button, exact=True).click()
+        await page.get_by_text(f"The {'reflection' if type == 'reflect' else 'purge'} has started").wait_for()
+        operation = await anext(aiter(client.operations("shop", "whole")))
+        assert operation.type == type
+        await client.finished(operation)
+    await page.get_by_label("Tier to clear").select_option(label="long-term")
+    await page.get_by_role("button", name="Clear this tier …").click()
+    await page.locator("dialog").get_by_role("textbox").fill("long-term")
+    await page.locator("dialog").get_by_role("button", name="Go on").click()
+    await page.get_by_text("4 fragments are gone.").wait_for()
+    assert (await memory.stats()).long_term == 0
+    await page.get_by_label("Clone its kind").fill("whole-copy")
+    await page.get_by_role("button", name="Clone", exact=True).click()
+    await page.get_by_role("heading", name="shop / whole-copy").wait_for()
+    assert (await client.get_memory("shop/whole-copy")).kind is MemoryKind.LONG_TERM
