@@ -74,7 +74,7 @@ FILES: dict[str, tuple[Wrapped, ...]] = {
     "conversations.py": (
         Wrapped("memstream.conversations", "Conversation", "Handle"),
         Wrapped(
-            "memstream.conversations",
+            "memstream.conversation_watch",
             "ConversationWatch",
             "Iterated[Message]",
             (("number", "int", "The number of the last message returned."),),

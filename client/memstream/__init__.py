@@ -24,7 +24,7 @@ here.
 #   conflict_values: suspicions and their decisions, related statements.
 #   receipt_values: receipts of recalls, and their replays.
 #   listed_values: what lists have: sessions, conversations, open standing queries, the order of fragments.
-#   conversations, conversation_values: conversations, and their messages and plans.
+#   conversations, conversation_watch, conversation_values: conversations, their watch, their messages and plans.
 #   transfer: export and import.
 #   times: the reader of times as people and models write them.
 #   values, resources, policy: arguments and results as frozen values.

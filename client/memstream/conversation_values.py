@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import TypedDict
@@ -11,7 +12,15 @@ from memstream.argument_types import Int32, show_value
 from memstream.arguments import check_fields
 from memstream.kinds import kind_of
 from memstream.v1 import conversation_service_pb2 as pb
-from memstream.wiretypes import invalid_field, members_by_number, optional_timestamp_from_wire
+from memstream.values import MetadataValue
+from memstream.wiretypes import (
+    invalid_field,
+    members_by_number,
+    metadata_from_wire,
+    metadata_value_to_wire,
+    optional_timestamp_from_wire,
+    optional_timestamp_to_wire,
+)
 
 
 class PlanState(StrEnum):
@@ -45,13 +54,18 @@ class MessageFields(TypedDict, total=False):
     action_report: str
     model_name: str
     resource_info: str
+    body: str
+    name: str
+    tool_call_id: str
+    client_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """A message from one agent to another; `number` ascends in the conversation; the server sets the times.
 
-    `context`, `review_info`, `action_report` and `resource_info` are JSON, or empty.
+    `body` is JSON as text, None if the message has none or it was not asked for (`body_bytes` tells). `context`,
+    `review_info`, `action_report` and `resource_info` are JSON, or empty.
     """
 
     number: int
@@ -71,6 +85,45 @@ class Message:
     resource_info: str
     create_time: datetime | None
     update_time: datetime | None
+    name: str
+    tool_call_id: str
+    client_id: str
+    metadata: Mapping[str, MetadataValue]
+    time: datetime | None
+    body: str | None
+    body_bytes: int
+
+
+@check_fields
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewMessage:
+    """A message to append, or in the place of another one.
+
+    `body`: JSON of any kind as text, kept unchanged, up to the server's `message_bytes_max`. `client_id`: your own id,
+    unique in the conversation: a message that is there already is not appended again. `time`: when it was said.
+    """
+
+    role: str = ""
+    content: str = ""
+    body: str | None = None
+    name: str = ""
+    tool_call_id: str = ""
+    client_id: str = ""
+    metadata: Mapping[str, MetadataValue] = field(default_factory=dict[str, MetadataValue])
+    time: datetime | None = None
+    sender: str = ""
+    receiver: str = ""
+    model_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Messages of one call are stored. `numbers`: of each, in order; `count`: how many were not there before."""
+
+    numbers: tuple[int, ...]
+    count: int
+    last_number: int
+    create_time: datetime | None
 
 
 @check_fields
@@ -116,7 +169,33 @@ def message_from_wire(wire: pb.ConversationMessage) -> Message:
         resource_info=wire.resource_info,
         create_time=optional_timestamp_from_wire(wire.create_time, wire.HasField("create_time")),
         update_time=optional_timestamp_from_wire(wire.update_time, wire.HasField("update_time")),
+        name=wire.name,
+        tool_call_id=wire.tool_call_id,
+        client_id=wire.client_id,
+        metadata=metadata_from_wire(wire.metadata),
+        time=optional_timestamp_from_wire(wire.time, wire.HasField("time")),
+        body=wire.body if wire.HasField("body") else None,
+        body_bytes=wire.body_bytes,
     )
+
+
+def message_to_wire(message: NewMessage, at: str = "") -> pb.ConversationMessage:
+    """Converts a message; `at` comes before the names of fields in errors."""
+    made = pb.ConversationMessage(
+        role=message.role,
+        content=message.content,
+        body=message.body,
+        name=message.name,
+        tool_call_id=message.tool_call_id,
+        client_id=message.client_id,
+        time=optional_timestamp_to_wire(f"{at}time", message.time),
+        sender=message.sender,
+        receiver=message.receiver,
+        model_name=message.model_name,
+    )
+    for key, value in message.metadata.items():
+        made.metadata[key].CopyFrom(metadata_value_to_wire(f"{at}metadata.{key}", value))
+    return made
 
 
 def plan_from_wire(wire: pb.Plan) -> Plan:

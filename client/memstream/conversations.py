@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
-from datetime import timedelta
-from types import TracebackType
-from typing import Self, TypeAlias, Unpack
-
-import grpc.aio
+from datetime import datetime, timedelta
+from typing import Unpack
 
 from memstream.argument_types import Count, Int32, Items, Position, Several
 from memstream.arguments import check_methods, checked_items
-from memstream.backoff import Backoff, repeat_until_done
-from memstream.channel import Link, MemoryPath, iterate_pages, new_request_id, read_message
+from memstream.channel import Link, MemoryPath, iterate_pages, new_request_id
 from memstream.conversation_values import (
+    Appended,
     Message,
     MessageFields,
+    NewMessage,
     Plan,
     PlanState,
     message_from_wire,
+    message_to_wire,
     plan_from_wire,
     plan_to_wire,
     state_to_wire,
 )
-from memstream.errors import MemstreamError, StreamClosed
+from memstream.conversation_watch import ConversationWatch
 from memstream.v1 import conversation_service_pb2 as pb
-from memstream.wiretypes import duration_to_wire
-
-_Call: TypeAlias = grpc.aio.UnaryStreamCall[pb.WatchMessagesRequest, pb.WatchMessagesResponse]
-_AHEAD_MAX = 1000
+from memstream.wiretypes import optional_timestamp_from_wire, optional_timestamp_to_wire
 
 
 @check_methods
@@ -74,10 +68,55 @@ class Conversation:
         answer = await self._link.call(self._link.conversations.AppendMessage, request)
         return message_from_wire(answer.message)
 
+    async def append_messages(
+        self, messages: Items[NewMessage], *, last_number: Position | None = None, absent: bool = False
+    ) -> Appended:
+        """Appends several messages, all or none; they are durable when this returns.
+
+        last_number: raises EtagMismatch unless this is the number of the last message (0: there is none).
+        absent: raises MemoryExists if the conversation exists.
+        """
+        given = list(checked_items("messages", messages, NewMessage))
+        request = pb.AppendMessagesRequest(
+            namespace=self.namespace,
+            conversation=self.name,
+            messages=[message_to_wire(message, f"messages[{place}].") for place, message in enumerate(given)],
+            # The ids of the messages make a repeat harmless, without an answer that the server has to store.
+            request_id="" if given and all(message.client_id for message in given) else new_request_id(),
+        )
+        if last_number is not None:
+            request.last_number = last_number
+        elif absent:
+            request.absent = absent
+        answer = await self._link.call(self._link.conversations.AppendMessages, request)
+        return Appended(
+            tuple(answer.numbers),
+            answer.appended,
+            answer.last_number,
+            optional_timestamp_from_wire(answer.create_time, answer.HasField("create_time")),
+        )
+
     async def messages(
-        self, agent: str = "", other_agent: str = "", *, current_goal: str = "", page_size: Count = 0
+        self,
+        agent: str = "",
+        other_agent: str = "",
+        *,
+        current_goal: str = "",
+        page_size: Count = 0,
+        limit: Count = 0,
+        newest_first: bool = False,
+        after: Position = 0,
+        before: Position = 0,
+        after_time: datetime | None = None,
+        before_time: datetime | None = None,
+        bodies: bool = True,
     ) -> AsyncIterator[Message]:
-        """Messages in order: all, those of `agent`, or those between both agents; optionally of one goal."""
+        """Messages in order: all, those of `agent`, or those between both agents; optionally of one goal.
+
+        limit: at most so many. after, before: only messages with numbers between; after_time, before_time: and appended
+        between. bodies: with their bodies.
+        """
+        left = limit
 
         async def fetch(token: str) -> tuple[list[Message], str]:
             request = pb.ListMessagesRequest(
@@ -86,14 +125,28 @@ class Conversation:
                 agent=agent,
                 other_agent=other_agent,
                 current_goal=current_goal,
-                page_size=page_size,
+                page_size=min(page_size or left, left) if limit else page_size,
                 page_token=token,
+                newest_first=newest_first,
+                after_number=after,
+                before_number=before,
+                after_time=optional_timestamp_to_wire("after_time", after_time),
+                before_time=optional_timestamp_to_wire("before_time", before_time),
+                without_bodies=not bodies,
             )
             answer = await self._link.call(self._link.conversations.ListMessages, request)
             return [message_from_wire(wire) for wire in answer.messages], answer.next_page_token
 
         async for message in iterate_pages(fetch):
             yield message
+            left -= 1
+            if not left:
+                return
+
+    async def message(self, number: Position) -> Message:
+        """The message with that number. Raises ConversationNotFound when there is none."""
+        request = pb.GetMessageRequest(namespace=self.namespace, conversation=self.name, number=number)
+        return message_from_wire((await self._link.call(self._link.conversations.GetMessage, request)).message)
 
     async def last_message(self) -> Message:
         """The last message. Raises ConversationNotFound when there is none."""
@@ -117,6 +170,34 @@ class Conversation:
             namespace=self.namespace, conversation=self.name, request_id=new_request_id()
         )
         return (await self._link.call(self._link.conversations.DeleteMessages, request)).deleted
+
+    async def replace_message(self, number: Position, message: NewMessage) -> Message:
+        """Replaces the message with that number, and returns the new one without its body."""
+        wire = message_to_wire(message, "message.")
+        wire.conversation, wire.number = self.name, number
+        request = pb.ReplaceMessageRequest(namespace=self.namespace, message=wire, request_id=new_request_id())
+        return message_from_wire((await self._link.call(self._link.conversations.ReplaceMessage, request)).message)
+
+    async def remove_messages(self, numbers: Several[Position]) -> int:
+        """Deletes these messages. Raises ConversationNotFound, and deletes none, when one is not there."""
+        return await self._remove(pb.RemoveMessagesRequest(numbers=pb.MessageNumbers(numbers=list(numbers))))
+
+    async def remove_oldest(self, count: Position) -> int:
+        """Deletes the oldest messages, so many or all, and returns how many."""
+        return await self._remove(pb.RemoveMessagesRequest(oldest=count))
+
+    async def truncate(self, from_number: Position) -> int:
+        """Deletes the message with that number and all after it, and returns how many."""
+        return await self._remove(pb.RemoveMessagesRequest(from_number=from_number))
+
+    async def pop_message(self) -> Message:
+        """Deletes the last message and returns it. Raises ConversationNotFound when there is none."""
+        request = pb.PopMessageRequest(namespace=self.namespace, conversation=self.name, request_id=new_request_id())
+        return message_from_wire((await self._link.call(self._link.conversations.PopMessage, request)).message)
+
+    async def _remove(self, request: pb.RemoveMessagesRequest) -> int:
+        request.namespace, request.conversation, request.request_id = self.namespace, self.name, new_request_id()
+        return (await self._link.call(self._link.conversations.RemoveMessages, request)).removed
 
     # Plans.
 
@@ -190,102 +271,3 @@ class Conversation:
         """Removes all plans and returns how many."""
         request = pb.RemovePlansRequest(namespace=self.namespace, conversation=self.name, request_id=new_request_id())
         return (await self._link.call(self._link.conversations.RemovePlans, request)).removed
-
-
-class ConversationWatch(AsyncIterator[Message]):
-    """New messages, once each, across reconnections; iteration ends when the conversation is completed.
-
-    `number` is the number of the last message returned: pass it to a later watch to resume. Waiting for the next
-    message may be cancelled and resumed.
-    """
-
-    def __init__(
-        self, link: Link, conversation: MemoryPath, after_number: int, progress_interval: timedelta | None
-    ) -> None:
-        self.number = after_number
-        self.connections = 0
-        self._link = link
-        self._request = pb.WatchMessagesRequest(
-            namespace=conversation.namespace,
-            conversation=conversation.name,
-            after_number=after_number,
-            progress_interval=None if progress_interval is None else duration_to_wire(progress_interval),
-        )
-        self._ahead: deque[Message] = deque()
-        self._changed = asyncio.Event()
-        self._room = asyncio.Event()
-        self._ended = False
-        self._error: MemstreamError | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._start_watch()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    async def __anext__(self) -> Message:
-        self._start_watch()
-        self._link.check_loop()
-        while not self._ahead:
-            if self._error is not None:
-                raise self._error
-            if self._ended:
-                raise StopAsyncIteration
-            self._changed.clear()
-            await self._changed.wait()
-        message = self._ahead.popleft()
-        self._room.set()
-        self.number = message.number
-        return message
-
-    async def aclose(self) -> None:
-        """Ends the watch; further iteration raises StreamClosed."""
-        self._ahead.clear()
-        self._end_watch(StreamClosed("the watch is closed"))  # first: the awaits below may be cancelled
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    def _start_watch(self) -> None:
-        if self._task is None and self._error is None:
-            self._link.check_open()
-            self._task = asyncio.create_task(self._run_connections(), name="memstream watch of messages")
-
-    async def _run_connections(self) -> None:
-        backoff = Backoff(self._link.settings.retry, asyncio.get_running_loop().time)
-        try:
-            await repeat_until_done(lambda: self._run_connection(backoff), backoff, self._link.revive)
-        except MemstreamError as error:
-            self._end_watch(error)
-        except asyncio.CancelledError:
-            self._end_watch(StreamClosed("the event loop of the watch has ended"))
-            raise
-
-    def _end_watch(self, error: MemstreamError) -> None:
-        if self._error is None:
-            self._error = error
-        self._changed.set()
-
-    async def _run_connection(self, backoff: Backoff) -> None:
-        """Runs one connection; returns when the conversation is completed."""
-        call: _Call = self._link.conversations.WatchMessages(self._request, metadata=self._link.metadata())
-        self.connections += 1
-        try:
-            while not self._ended:
-                answer = await read_message(call)
-                backoff.mark_opened()
-                backoff.mark_progress()
-                self._ahead.extend(message_from_wire(wire) for wire in answer.messages)
-                if answer.messages:
-                    self._request.after_number = answer.messages[-1].number
-                self._ended = answer.completed
-                self._changed.set()
-                while len(self._ahead) > _AHEAD_MAX:
-                    self._room.clear()
-                    await self._room.wait()
-        finally:
-            call.cancel()

@@ -17,8 +17,9 @@ from memstream.channel import Tls
 from memstream.client import Client, connect
 from memstream.codec import Observable
 from memstream.conflict_values import ConflictDecision, ConflictRecord, Related, Suspicion
-from memstream.conversation_values import Message, MessageFields, Plan, PlanState
-from memstream.conversations import Conversation, ConversationWatch
+from memstream.conversation_values import Appended, Message, MessageFields, NewMessage, Plan, PlanState
+from memstream.conversation_watch import ConversationWatch
+from memstream.conversations import Conversation
 from memstream.errors import (
     AlreadyExists,
     BacklogFull,
@@ -157,6 +158,7 @@ __all__ = [
     "AlreadyExists",
     "Answer",
     "AnswerChange",
+    "Appended",
     "BacklogFull",
     "BatchResult",
     "Capability",
@@ -222,6 +224,7 @@ __all__ = [
     "ModelUse",
     "Namespace",
     "NearMiss",
+    "NewMessage",
     "NotFound",
     "Observable",
     "Observation",

@@ -21,6 +21,8 @@ from memstream.resources import Operation
 from memstream.v1 import memory_service_pb2 as pb
 
 _Import: TypeAlias = grpc.aio.StreamUnaryCall[pb.ImportMemoriesRequest, pb.ImportMemoriesResponse]
+LINE_PART_BYTES = 2 << 20
+"""A line that is longer is sent in parts."""
 PART_BYTES = 256 << 10
 """Approximate size of one message."""
 
@@ -85,7 +87,7 @@ async def _write_request(call: _Import, request: pb.ImportMemoriesRequest) -> bo
 
 
 async def read_whole_lines(source: Source) -> AsyncGenerator[bytes, None]:
-    """The bytes of a source, split at line ends; a missing last line end is added."""
+    """The bytes of a source, split at line ends, or within a line of LINE_PART_BYTES. Adds a missing last line end."""
     rest = bytearray()
     async for chunk in _read_chunks(source):
         rest += chunk
@@ -93,6 +95,9 @@ async def read_whole_lines(source: Source) -> AsyncGenerator[bytes, None]:
         if end and len(rest) >= PART_BYTES:
             yield bytes(rest[:end])
             del rest[:end]
+        elif len(rest) >= LINE_PART_BYTES:
+            yield bytes(rest)
+            rest.clear()
     if rest:
         yield bytes(rest) if rest.endswith(b"\n") else bytes(rest) + b"\n"
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from collections.abc import Iterator, Sized
 from pathlib import Path
 
 import pytest
 
 import memstream
-from memstream import Plan, PlanState
+from memstream import NewMessage, Plan, PlanState
 from tests.server.conftest import QUICK, check_log
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
@@ -55,6 +57,36 @@ async def test_acknowledged_messages_survive_kill(server: ServerProcess) -> None
         assert sorted(found) == list(range(1, len(found) + 1))
         assert len(set(found.values())) == len(found)  # nothing twice
         assert [plan.state async for plan in talk.plans()] == [PlanState.RETRYING]
+
+
+async def test_resent_batches_are_there_once_after_kill(server: ServerProcess) -> None:
+    """Two writers send batches with ids of their own, and send each again until it is acknowledged."""
+    sent = {name: [f"{name}-{place}" for place in range(120)] for name in ("joy", "bob")}
+    acknowledged: dict[str, int] = {}
+
+    async def talking(name: str) -> None:
+        async with memstream.connect(server.address, timeout_s=2.0, retry=RETRY) as client:
+            talk, rest = client.conversation("comedy/monday"), sent[name]
+            while rest:
+                batch = [NewMessage(body=json.dumps(one * 300), client_id=one) for one in rest[:3]]
+                with contextlib.suppress(memstream.MemstreamError):  # sent again
+                    done = await talk.append_messages(batch)
+                    acknowledged.update(zip(rest[:3], done.numbers, strict=True))
+                    rest = rest[3:]
+
+    writers = [asyncio.create_task(talking(name)) for name in sent]
+    for count in (30, 90):
+        await until(lambda count=count: _reached(acknowledged, count))  # type: ignore[misc]
+        server.kill()
+        await asyncio.to_thread(server.start)
+    await asyncio.gather(*writers)
+    async with memstream.connect(server.address, keepalive_s=61.0) as client:
+        talk = client.conversation("comedy/monday")
+        found = {message.client_id: message.number async for message in talk.messages(page_size=7)}
+        bodies = [message.body async for message in talk.messages(newest_first=True)]
+        assert found == acknowledged
+        assert bodies == [json.dumps(one * 300) for one in sorted(found, key=found.__getitem__, reverse=True)]
+        assert sorted(found) == sorted(one for each in sent.values() for one in each)
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])

@@ -327,12 +327,12 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     ),
     "a message is gone": (
         "messages",
-        "message 5 follows 3",
+        "has 5 messages, 6 are counted",
         _sql(f"DELETE FROM messages WHERE key = {TALK} << 32 | 4"),
     ),
     "the last message is gone": (
         "messages",
-        "messages end at 6, the last number is 7",
+        "has 5 messages, 6 are counted",
         _sql(f"DELETE FROM messages WHERE key = {TALK} << 32 | 7"),
     ),
     "a message under another number": (

@@ -194,6 +194,16 @@ def test_migration_removes_producers_of_request_ids(tmp_path: Path) -> None:
     engine.dispose()
 
 
+def undo_sessions(connection: Connection) -> None:
+    """Undo what later migrations did to conversations; their triggers are gone."""
+    connection.exec_driver_sql("DROP TABLE message_bodies")
+    connection.exec_driver_sql("DROP INDEX messages_client_id")
+    for column in ("message_time_us", "message_count"):
+        connection.exec_driver_sql(f"ALTER TABLE conversations DROP COLUMN {column}")
+    for column in ("conversation", "client_id"):
+        connection.exec_driver_sql(f"ALTER TABLE messages DROP COLUMN {column}")
+
+
 async def test_migration_keeps_labels_and_counts(data_dir: Path) -> None:
     labels = (("team", 'co"re 茶'), ("tier", "gold"))
     journal = await filled(data_dir)
@@ -210,6 +220,7 @@ async def test_migration_keeps_labels_and_counts(data_dir: Path) -> None:
         connection.exec_driver_sql("DROP TABLE memory_labels")
         for column in ("fragments", "change_time_us"):
             connection.exec_driver_sql(f"ALTER TABLE memories DROP COLUMN {column}")
+        undo_sessions(connection)
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0014'")
     engine.dispose()
     migrated = await opened(data_dir)
@@ -230,6 +241,7 @@ async def test_counting_continues_after_kills(data_dir: Path, monkeypatch: pytes
             connection.exec_driver_sql(statement)
         connection.exec_driver_sql("ALTER TABLE namespace_bytes DROP COLUMN memories")
         older = "INSERT INTO namespace_bytes VALUES ('comedy', 1, 9, 9, 9, 9, 9)"
+        undo_sessions(connection)
         connection.exec_driver_sql(f"CREATE TRIGGER plans_bytes_insert AFTER INSERT ON plans BEGIN {older}; END")
         connection.exec_driver_sql(older)
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0017'")

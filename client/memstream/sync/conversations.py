@@ -6,13 +6,14 @@ Written by scripts/sync_sdk.py: change the asynchronous class, then run `make ge
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Unpack
 
+import memstream.conversation_watch
 import memstream.conversations
 from memstream.argument_types import Count, Int32, Items, Position, Several
 from memstream.arguments import check_methods
-from memstream.conversation_values import Message, MessageFields, Plan, PlanState
+from memstream.conversation_values import Appended, Message, MessageFields, NewMessage, Plan, PlanState
 from memstream.sync.bases import Handle, Iterated
 from memstream.sync.loop import LOOP
 
@@ -44,13 +45,55 @@ class Conversation(Handle):
         """Appends a message; it is durable when this returns. Reopens a completed conversation."""
         return LOOP.run(self._inner.append(sender, content, **said))
 
+    def append_messages(
+        self, messages: Items[NewMessage], *, last_number: Position | None = None, absent: bool = False
+    ) -> Appended:
+        """Appends several messages, all or none; they are durable when this returns.
+
+        last_number: raises EtagMismatch unless this is the number of the last message (0: there is none).
+        absent: raises MemoryExists if the conversation exists.
+        """
+        return LOOP.run(self._inner.append_messages(messages, last_number=last_number, absent=absent))
+
     def messages(
-        self, agent: str = "", other_agent: str = "", *, current_goal: str = "", page_size: Count = 0
+        self,
+        agent: str = "",
+        other_agent: str = "",
+        *,
+        current_goal: str = "",
+        page_size: Count = 0,
+        limit: Count = 0,
+        newest_first: bool = False,
+        after: Position = 0,
+        before: Position = 0,
+        after_time: datetime | None = None,
+        before_time: datetime | None = None,
+        bodies: bool = True,
     ) -> Iterator[Message]:
-        """Messages in order: all, those of `agent`, or those between both agents; optionally of one goal."""
+        """Messages in order: all, those of `agent`, or those between both agents; optionally of one goal.
+
+        limit: at most so many. after, before: only messages with numbers between; after_time, before_time: and appended
+        between. bodies: with their bodies.
+        """
         return LOOP.iterate_from(
-            lambda: self._inner.messages(agent, other_agent, current_goal=current_goal, page_size=page_size)
+            lambda: self._inner.messages(
+                agent,
+                other_agent,
+                current_goal=current_goal,
+                page_size=page_size,
+                limit=limit,
+                newest_first=newest_first,
+                after=after,
+                before=before,
+                after_time=after_time,
+                before_time=before_time,
+                bodies=bodies,
+            )
         )
+
+    def message(self, number: Position) -> Message:
+        """The message with that number. Raises ConversationNotFound when there is none."""
+        return LOOP.run(self._inner.message(number))
 
     def last_message(self) -> Message:
         """The last message. Raises ConversationNotFound when there is none."""
@@ -69,6 +112,26 @@ class Conversation(Handle):
     def delete_messages(self) -> int:
         """Deletes all messages and returns how many; their numbers are not reused."""
         return LOOP.run(self._inner.delete_messages())
+
+    def replace_message(self, number: Position, message: NewMessage) -> Message:
+        """Replaces the message with that number, and returns the new one without its body."""
+        return LOOP.run(self._inner.replace_message(number, message))
+
+    def remove_messages(self, numbers: Several[Position]) -> int:
+        """Deletes these messages. Raises ConversationNotFound, and deletes none, when one is not there."""
+        return LOOP.run(self._inner.remove_messages(numbers))
+
+    def remove_oldest(self, count: Position) -> int:
+        """Deletes the oldest messages, so many or all, and returns how many."""
+        return LOOP.run(self._inner.remove_oldest(count))
+
+    def truncate(self, from_number: Position) -> int:
+        """Deletes the message with that number and all after it, and returns how many."""
+        return LOOP.run(self._inner.truncate(from_number))
+
+    def pop_message(self) -> Message:
+        """Deletes the last message and returns it. Raises ConversationNotFound when there is none."""
+        return LOOP.run(self._inner.pop_message())
 
     def save_plans(self, plans: Items[Plan]) -> tuple[Plan, ...]:
         """Saves plans in one transaction; a plan replaces the one with its number. Returns them with their times."""
@@ -107,7 +170,7 @@ class Conversation(Handle):
 class ConversationWatch(Iterated[Message]):
     """See memstream.ConversationWatch."""
 
-    def __init__(self, inner: memstream.conversations.ConversationWatch) -> None:
+    def __init__(self, inner: memstream.conversation_watch.ConversationWatch) -> None:
         super().__init__(inner)
         self._inner = inner
 

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from memstream.v1 import fragment_pb2 as _fragment_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -63,9 +64,30 @@ Global___PlanState: _TypeAlias = PlanState  # noqa: Y015
 
 @_typing.final
 class ConversationMessage(_message.Message):
-    """A message from one agent to another."""
+    """A message of a conversation. Frameworks with messages of their own keep each in `body`; DB-GPT uses the texts."""
 
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _fragment_pb2.MetadataValue: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _fragment_pb2.MetadataValue | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     NUMBER_FIELD_NUMBER: _builtins.int
     CONVERSATION_FIELD_NUMBER: _builtins.int
@@ -85,12 +107,19 @@ class ConversationMessage(_message.Message):
     RESOURCE_INFO_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    BODY_BYTES_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Assigned by the server, ascending in the conversation."""
     conversation: _builtins.str
     """The conversation."""
     sender: _builtins.str
-    """Who sent it."""
+    """Who sent it. AppendMessage requires it."""
     receiver: _builtins.str
     """The receiver."""
     role: _builtins.str
@@ -117,13 +146,33 @@ class ConversationMessage(_message.Message):
     """The model that wrote it."""
     resource_info: _builtins.str
     """Resources as JSON."""
+    body: _builtins.str
+    """JSON of any kind, as text that the server keeps unchanged; at most `Limits.message_bytes_max` bytes. Unset in
+    answers that have no bodies.
+    """
+    body_bytes: _builtins.int
+    """Bytes of the body; the server's. 0 without one."""
+    name: _builtins.str
+    """Name of the participant or the tool."""
+    tool_call_id: _builtins.str
+    """The tool call that it answers."""
+    client_id: _builtins.str
+    """The client's id, unique in the conversation. A message that is there already is not appended again."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was appended."""
+        """When it was appended; times ascend with the numbers."""
 
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:
         """When it was last changed."""
+
+    @_builtins.property
+    def metadata(self) -> _containers.MessageMap[_builtins.str, _fragment_pb2.MetadataValue]:
+        """The client's metadata. Keys are at most 128 bytes."""
+
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it was said, by the client's clock."""
 
     def __init__(
         self,
@@ -146,13 +195,25 @@ class ConversationMessage(_message.Message):
         resource_info: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
+        body: _builtins.str | None = ...,
+        body_bytes: _builtins.int = ...,
+        name: _builtins.str = ...,
+        tool_call_id: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        metadata: _abc.Mapping[_builtins.str, _fragment_pb2.MetadataValue] | None = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_success", b"_success", "create_time", b"create_time", "success", b"success", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_body", b"_body", "_success", b"_success", "body", b"body", "create_time", b"create_time", "success", b"success", "time", b"time", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_success", b"_success", "action_report", b"action_report", "app_code", b"app_code", "app_name", b"app_name", "content", b"content", "context", b"context", "conversation", b"conversation", "create_time", b"create_time", "current_goal", b"current_goal", "model_name", b"model_name", "number", b"number", "receiver", b"receiver", "resource_info", b"resource_info", "review_info", b"review_info", "role", b"role", "rounds", b"rounds", "sender", b"sender", "success", b"success", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_body", b"_body", "_success", b"_success", "action_report", b"action_report", "app_code", b"app_code", "app_name", b"app_name", "body", b"body", "body_bytes", b"body_bytes", "client_id", b"client_id", "content", b"content", "context", b"context", "conversation", b"conversation", "create_time", b"create_time", "current_goal", b"current_goal", "metadata", b"metadata", "model_name", b"model_name", "name", b"name", "number", b"number", "receiver", b"receiver", "resource_info", b"resource_info", "review_info", b"review_info", "role", b"role", "rounds", b"rounds", "sender", b"sender", "success", b"success", "time", b"time", "tool_call_id", b"tool_call_id", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__body: _TypeAlias = _typing.Literal["body"]  # noqa: Y015
+    _WhichOneofArgType__body: _TypeAlias = _typing.Literal["_body", b"_body"]  # noqa: Y015
     _WhichOneofReturnType__success: _TypeAlias = _typing.Literal["success"]  # noqa: Y015
     _WhichOneofArgType__success: _TypeAlias = _typing.Literal["_success", b"_success"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__body) -> _WhichOneofReturnType__body | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__success) -> _WhichOneofReturnType__success | None: ...
 
 Global___ConversationMessage: _TypeAlias = ConversationMessage  # noqa: Y015
@@ -276,7 +337,7 @@ class AppendMessageResponse(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def message(self) -> Global___ConversationMessage:
-        """The message."""
+        """The message, without its body."""
 
     def __init__(
         self,
@@ -398,6 +459,12 @@ class ListMessagesRequest(_message.Message):
     CURRENT_GOAL_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    NEWEST_FIRST_FIELD_NUMBER: _builtins.int
+    AFTER_NUMBER_FIELD_NUMBER: _builtins.int
+    BEFORE_NUMBER_FIELD_NUMBER: _builtins.int
+    AFTER_TIME_FIELD_NUMBER: _builtins.int
+    BEFORE_TIME_FIELD_NUMBER: _builtins.int
+    WITHOUT_BODIES_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The namespace."""
     conversation: _builtins.str
@@ -412,6 +479,22 @@ class ListMessagesRequest(_message.Message):
     """Page size, at most 1,000; 0 takes 100."""
     page_token: _builtins.str
     """From the previous answer; empty for the first page."""
+    newest_first: _builtins.bool
+    """Descending by number."""
+    after_number: _builtins.int
+    """Only messages above this number."""
+    before_number: _builtins.int
+    """Only messages below this number; 0 for any."""
+    without_bodies: _builtins.bool
+    """Leave the bodies out."""
+    @_builtins.property
+    def after_time(self) -> _timestamp_pb2.Timestamp:
+        """Only messages appended later than this."""
+
+    @_builtins.property
+    def before_time(self) -> _timestamp_pb2.Timestamp:
+        """Only messages appended earlier than this."""
+
     def __init__(
         self,
         *,
@@ -422,10 +505,16 @@ class ListMessagesRequest(_message.Message):
         current_goal: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        newest_first: _builtins.bool = ...,
+        after_number: _builtins.int = ...,
+        before_number: _builtins.int = ...,
+        after_time: _timestamp_pb2.Timestamp | None = ...,
+        before_time: _timestamp_pb2.Timestamp | None = ...,
+        without_bodies: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after_time", b"after_time", "before_time", b"before_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "conversation", b"conversation", "current_goal", b"current_goal", "namespace", b"namespace", "other_agent", b"other_agent", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_number", b"after_number", "after_time", b"after_time", "agent", b"agent", "before_number", b"before_number", "before_time", b"before_time", "conversation", b"conversation", "current_goal", b"current_goal", "namespace", b"namespace", "newest_first", b"newest_first", "other_agent", b"other_agent", "page_size", b"page_size", "page_token", b"page_token", "without_bodies", b"without_bodies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -458,6 +547,352 @@ class ListMessagesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListMessagesResponse: _TypeAlias = ListMessagesResponse  # noqa: Y015
+
+@_typing.final
+class AppendMessagesRequest(_message.Message):
+    """Appends messages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    LAST_NUMBER_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace."""
+    conversation: _builtins.str
+    """The conversation."""
+    last_number: _builtins.int
+    """The number of the conversation's last message; 0 if it has none. Otherwise the call ends with ETAG_MISMATCH."""
+    absent: _builtins.bool
+    """The conversation must not exist. Otherwise the call ends with MEMORY_EXISTS."""
+    request_id: _builtins.str
+    """A repeat with the same id returns the first answer."""
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConversationMessage]:
+        """The messages in order, at most `Limits.batch_max`. Number, body_bytes and times of the server are ignored. One with
+        the `client_id` of a message of the conversation must be equal to it, and is not appended again.
+        """
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        conversation: _builtins.str = ...,
+        messages: _abc.Iterable[Global___ConversationMessage] | None = ...,
+        last_number: _builtins.int = ...,
+        absent: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "last_number", b"last_number", "precondition", b"precondition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "conversation", b"conversation", "last_number", b"last_number", "messages", b"messages", "namespace", b"namespace", "precondition", b"precondition", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_precondition: _TypeAlias = _typing.Literal["last_number", "absent"]  # noqa: Y015
+    _WhichOneofArgType_precondition: _TypeAlias = _typing.Literal["precondition", b"precondition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_precondition) -> _WhichOneofReturnType_precondition | None: ...
+
+Global___AppendMessagesRequest: _TypeAlias = AppendMessagesRequest  # noqa: Y015
+
+@_typing.final
+class AppendMessagesResponse(_message.Message):
+    """The messages are stored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    APPENDED_FIELD_NUMBER: _builtins.int
+    LAST_NUMBER_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    appended: _builtins.int
+    """How many were appended; the others were there already."""
+    last_number: _builtins.int
+    """The number of the last message."""
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The number of each message, in the order of the request."""
+
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """When these were appended. Unset if none was."""
+
+    def __init__(
+        self,
+        *,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
+        appended: _builtins.int = ...,
+        last_number: _builtins.int = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended", b"appended", "create_time", b"create_time", "last_number", b"last_number", "numbers", b"numbers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendMessagesResponse: _TypeAlias = AppendMessagesResponse  # noqa: Y015
+
+@_typing.final
+class GetMessageRequest(_message.Message):
+    """Which message to read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace."""
+    conversation: _builtins.str
+    """The conversation."""
+    number: _builtins.int
+    """The message's number."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        conversation: _builtins.str = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "namespace", b"namespace", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMessageRequest: _TypeAlias = GetMessageRequest  # noqa: Y015
+
+@_typing.final
+class GetMessageResponse(_message.Message):
+    """The message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def message(self) -> Global___ConversationMessage:
+        """The message, with its body."""
+
+    def __init__(
+        self,
+        *,
+        message: Global___ConversationMessage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMessageResponse: _TypeAlias = GetMessageResponse  # noqa: Y015
+
+@_typing.final
+class ReplaceMessageRequest(_message.Message):
+    """Replaces a message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace."""
+    request_id: _builtins.str
+    """A repeat with the same id returns the first answer."""
+    @_builtins.property
+    def message(self) -> Global___ConversationMessage:
+        """The new message; its `conversation` and `number` name the one that it replaces."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        message: Global___ConversationMessage | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "namespace", b"namespace", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplaceMessageRequest: _TypeAlias = ReplaceMessageRequest  # noqa: Y015
+
+@_typing.final
+class ReplaceMessageResponse(_message.Message):
+    """The message is replaced."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def message(self) -> Global___ConversationMessage:
+        """The new message, without its body."""
+
+    def __init__(
+        self,
+        *,
+        message: Global___ConversationMessage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplaceMessageResponse: _TypeAlias = ReplaceMessageResponse  # noqa: Y015
+
+@_typing.final
+class MessageNumbers(_message.Message):
+    """Numbers of messages."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The numbers, at most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["numbers", b"numbers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MessageNumbers: _TypeAlias = MessageNumbers  # noqa: Y015
+
+@_typing.final
+class RemoveMessagesRequest(_message.Message):
+    """Which messages to delete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    OLDEST_FIELD_NUMBER: _builtins.int
+    FROM_NUMBER_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace."""
+    conversation: _builtins.str
+    """The conversation."""
+    oldest: _builtins.int
+    """The oldest: so many, or all if there are fewer."""
+    from_number: _builtins.int
+    """This number and all above it."""
+    request_id: _builtins.str
+    """A repeat with the same id returns the first answer."""
+    @_builtins.property
+    def numbers(self) -> Global___MessageNumbers:
+        """These. Each must exist, or none is deleted."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        conversation: _builtins.str = ...,
+        numbers: Global___MessageNumbers | None = ...,
+        oldest: _builtins.int = ...,
+        from_number: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["from_number", b"from_number", "numbers", b"numbers", "oldest", b"oldest", "which", b"which"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "from_number", b"from_number", "namespace", b"namespace", "numbers", b"numbers", "oldest", b"oldest", "request_id", b"request_id", "which", b"which"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_which: _TypeAlias = _typing.Literal["numbers", "oldest", "from_number"]  # noqa: Y015
+    _WhichOneofArgType_which: _TypeAlias = _typing.Literal["which", b"which"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_which) -> _WhichOneofReturnType_which | None: ...
+
+Global___RemoveMessagesRequest: _TypeAlias = RemoveMessagesRequest  # noqa: Y015
+
+@_typing.final
+class RemoveMessagesResponse(_message.Message):
+    """The messages are gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REMOVED_FIELD_NUMBER: _builtins.int
+    LAST_NUMBER_FIELD_NUMBER: _builtins.int
+    removed: _builtins.int
+    """How many."""
+    last_number: _builtins.int
+    """The number of the last message that remains; 0 if none does."""
+    def __init__(
+        self,
+        *,
+        removed: _builtins.int = ...,
+        last_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_number", b"last_number", "removed", b"removed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveMessagesResponse: _TypeAlias = RemoveMessagesResponse  # noqa: Y015
+
+@_typing.final
+class PopMessageRequest(_message.Message):
+    """Names a conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace."""
+    conversation: _builtins.str
+    """The conversation."""
+    request_id: _builtins.str
+    """A repeat with the same id returns the first answer."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        conversation: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "namespace", b"namespace", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PopMessageRequest: _TypeAlias = PopMessageRequest  # noqa: Y015
+
+@_typing.final
+class PopMessageResponse(_message.Message):
+    """The message that was the last."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def message(self) -> Global___ConversationMessage:
+        """The message, with its body."""
+
+    def __init__(
+        self,
+        *,
+        message: Global___ConversationMessage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PopMessageResponse: _TypeAlias = PopMessageResponse  # noqa: Y015
 
 @_typing.final
 class GetLastMessageRequest(_message.Message):

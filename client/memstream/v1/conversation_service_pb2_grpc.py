@@ -27,8 +27,8 @@ if _version_not_supported:
 
 class ConversationServiceStub(object):
     """Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
-    starts a conversation; until then all rpcs but AppendMessage, SavePlans, CompleteConversation and WatchMessages
-    answer CONVERSATION_NOT_FOUND.
+    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
+    WatchMessages answer CONVERSATION_NOT_FOUND.
     """
 
     def __init__(self, channel):
@@ -47,10 +47,20 @@ class ConversationServiceStub(object):
                 request_serializer=memstream_dot_v1_dot_conversation__service__pb2.ListConversationsRequest.SerializeToString,
                 response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.ListConversationsResponse.FromString,
                 _registered_method=True)
+        self.AppendMessages = channel.unary_unary(
+                '/memstream.v1.ConversationService/AppendMessages',
+                request_serializer=memstream_dot_v1_dot_conversation__service__pb2.AppendMessagesRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.AppendMessagesResponse.FromString,
+                _registered_method=True)
         self.ListMessages = channel.unary_unary(
                 '/memstream.v1.ConversationService/ListMessages',
                 request_serializer=memstream_dot_v1_dot_conversation__service__pb2.ListMessagesRequest.SerializeToString,
                 response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.ListMessagesResponse.FromString,
+                _registered_method=True)
+        self.GetMessage = channel.unary_unary(
+                '/memstream.v1.ConversationService/GetMessage',
+                request_serializer=memstream_dot_v1_dot_conversation__service__pb2.GetMessageRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.GetMessageResponse.FromString,
                 _registered_method=True)
         self.GetLastMessage = channel.unary_unary(
                 '/memstream.v1.ConversationService/GetLastMessage',
@@ -67,10 +77,25 @@ class ConversationServiceStub(object):
                 request_serializer=memstream_dot_v1_dot_conversation__service__pb2.CompleteConversationRequest.SerializeToString,
                 response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.CompleteConversationResponse.FromString,
                 _registered_method=True)
+        self.ReplaceMessage = channel.unary_unary(
+                '/memstream.v1.ConversationService/ReplaceMessage',
+                request_serializer=memstream_dot_v1_dot_conversation__service__pb2.ReplaceMessageRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.ReplaceMessageResponse.FromString,
+                _registered_method=True)
         self.DeleteMessages = channel.unary_unary(
                 '/memstream.v1.ConversationService/DeleteMessages',
                 request_serializer=memstream_dot_v1_dot_conversation__service__pb2.DeleteMessagesRequest.SerializeToString,
                 response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.DeleteMessagesResponse.FromString,
+                _registered_method=True)
+        self.RemoveMessages = channel.unary_unary(
+                '/memstream.v1.ConversationService/RemoveMessages',
+                request_serializer=memstream_dot_v1_dot_conversation__service__pb2.RemoveMessagesRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.RemoveMessagesResponse.FromString,
+                _registered_method=True)
+        self.PopMessage = channel.unary_unary(
+                '/memstream.v1.ConversationService/PopMessage',
+                request_serializer=memstream_dot_v1_dot_conversation__service__pb2.PopMessageRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.PopMessageResponse.FromString,
                 _registered_method=True)
         self.SavePlans = channel.unary_unary(
                 '/memstream.v1.ConversationService/SavePlans',
@@ -101,8 +126,8 @@ class ConversationServiceStub(object):
 
 class ConversationServiceServicer(object):
     """Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
-    starts a conversation; until then all rpcs but AppendMessage, SavePlans, CompleteConversation and WatchMessages
-    answer CONVERSATION_NOT_FOUND.
+    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
+    WatchMessages answer CONVERSATION_NOT_FOUND.
     """
 
     def AppendMessage(self, request, context):
@@ -119,8 +144,22 @@ class ConversationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AppendMessages(self, request, context):
+        """Appends several messages, all or none; starts the conversation if necessary, and opens a completed one again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListMessages(self, request, context):
-        """Lists a conversation's messages in order: all, one agent's, or those between two agents.
+        """Lists a conversation's messages in order, or the newest first: all, one agent's, or those between two agents.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetMessage(self, request, context):
+        """Reads one message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,8 +186,29 @@ class ConversationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReplaceMessage(self, request, context):
+        """Replaces a message; it keeps its number and its place.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteMessages(self, request, context):
         """Deletes a conversation's messages; their numbers are not reused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveMessages(self, request, context):
+        """Deletes some messages: by number, the oldest, or all from a number.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PopMessage(self, request, context):
+        """Deletes the last message and returns it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -202,10 +262,20 @@ def add_ConversationServiceServicer_to_server(servicer, server):
                     request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.ListConversationsRequest.FromString,
                     response_serializer=memstream_dot_v1_dot_conversation__service__pb2.ListConversationsResponse.SerializeToString,
             ),
+            'AppendMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.AppendMessages,
+                    request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.AppendMessagesRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_conversation__service__pb2.AppendMessagesResponse.SerializeToString,
+            ),
             'ListMessages': grpc.unary_unary_rpc_method_handler(
                     servicer.ListMessages,
                     request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.ListMessagesRequest.FromString,
                     response_serializer=memstream_dot_v1_dot_conversation__service__pb2.ListMessagesResponse.SerializeToString,
+            ),
+            'GetMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMessage,
+                    request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.GetMessageRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_conversation__service__pb2.GetMessageResponse.SerializeToString,
             ),
             'GetLastMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLastMessage,
@@ -222,10 +292,25 @@ def add_ConversationServiceServicer_to_server(servicer, server):
                     request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.CompleteConversationRequest.FromString,
                     response_serializer=memstream_dot_v1_dot_conversation__service__pb2.CompleteConversationResponse.SerializeToString,
             ),
+            'ReplaceMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReplaceMessage,
+                    request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.ReplaceMessageRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_conversation__service__pb2.ReplaceMessageResponse.SerializeToString,
+            ),
             'DeleteMessages': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteMessages,
                     request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.DeleteMessagesRequest.FromString,
                     response_serializer=memstream_dot_v1_dot_conversation__service__pb2.DeleteMessagesResponse.SerializeToString,
+            ),
+            'RemoveMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveMessages,
+                    request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.RemoveMessagesRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_conversation__service__pb2.RemoveMessagesResponse.SerializeToString,
+            ),
+            'PopMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.PopMessage,
+                    request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.PopMessageRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_conversation__service__pb2.PopMessageResponse.SerializeToString,
             ),
             'SavePlans': grpc.unary_unary_rpc_method_handler(
                     servicer.SavePlans,
@@ -262,8 +347,8 @@ def add_ConversationServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ConversationService(object):
     """Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
-    starts a conversation; until then all rpcs but AppendMessage, SavePlans, CompleteConversation and WatchMessages
-    answer CONVERSATION_NOT_FOUND.
+    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
+    WatchMessages answer CONVERSATION_NOT_FOUND.
     """
 
     @staticmethod
@@ -321,6 +406,33 @@ class ConversationService(object):
             _registered_method=True)
 
     @staticmethod
+    def AppendMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ConversationService/AppendMessages',
+            memstream_dot_v1_dot_conversation__service__pb2.AppendMessagesRequest.SerializeToString,
+            memstream_dot_v1_dot_conversation__service__pb2.AppendMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListMessages(request,
             target,
             options=(),
@@ -337,6 +449,33 @@ class ConversationService(object):
             '/memstream.v1.ConversationService/ListMessages',
             memstream_dot_v1_dot_conversation__service__pb2.ListMessagesRequest.SerializeToString,
             memstream_dot_v1_dot_conversation__service__pb2.ListMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ConversationService/GetMessage',
+            memstream_dot_v1_dot_conversation__service__pb2.GetMessageRequest.SerializeToString,
+            memstream_dot_v1_dot_conversation__service__pb2.GetMessageResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -429,6 +568,33 @@ class ConversationService(object):
             _registered_method=True)
 
     @staticmethod
+    def ReplaceMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ConversationService/ReplaceMessage',
+            memstream_dot_v1_dot_conversation__service__pb2.ReplaceMessageRequest.SerializeToString,
+            memstream_dot_v1_dot_conversation__service__pb2.ReplaceMessageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def DeleteMessages(request,
             target,
             options=(),
@@ -445,6 +611,60 @@ class ConversationService(object):
             '/memstream.v1.ConversationService/DeleteMessages',
             memstream_dot_v1_dot_conversation__service__pb2.DeleteMessagesRequest.SerializeToString,
             memstream_dot_v1_dot_conversation__service__pb2.DeleteMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ConversationService/RemoveMessages',
+            memstream_dot_v1_dot_conversation__service__pb2.RemoveMessagesRequest.SerializeToString,
+            memstream_dot_v1_dot_conversation__service__pb2.RemoveMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PopMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ConversationService/PopMessage',
+            memstream_dot_v1_dot_conversation__service__pb2.PopMessageRequest.SerializeToString,
+            memstream_dot_v1_dot_conversation__service__pb2.PopMessageResponse.FromString,
             options,
             channel_credentials,
             insecure,

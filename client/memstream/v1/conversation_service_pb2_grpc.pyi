@@ -28,8 +28,8 @@ GRPC_VERSION: str
 
 class ConversationServiceStub:
     """Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
-    starts a conversation; until then all rpcs but AppendMessage, SavePlans, CompleteConversation and WatchMessages
-    answer CONVERSATION_NOT_FOUND.
+    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
+    WatchMessages answer CONVERSATION_NOT_FOUND.
     """
 
     @_typing.overload
@@ -40,16 +40,26 @@ class ConversationServiceStub:
     """Appends a message; starts the conversation if necessary, and opens a completed one again."""
     ListConversations: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListConversationsRequest, _conversation_service_pb2.ListConversationsResponse]
     """Lists a namespace's conversations by name."""
+    AppendMessages: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.AppendMessagesRequest, _conversation_service_pb2.AppendMessagesResponse]
+    """Appends several messages, all or none; starts the conversation if necessary, and opens a completed one again."""
     ListMessages: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListMessagesRequest, _conversation_service_pb2.ListMessagesResponse]
-    """Lists a conversation's messages in order: all, one agent's, or those between two agents."""
+    """Lists a conversation's messages in order, or the newest first: all, one agent's, or those between two agents."""
+    GetMessage: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetMessageRequest, _conversation_service_pb2.GetMessageResponse]
+    """Reads one message."""
     GetLastMessage: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetLastMessageRequest, _conversation_service_pb2.GetLastMessageResponse]
     """Reads a conversation's last message."""
     WatchMessages: _grpc.UnaryStreamMultiCallable[_conversation_service_pb2.WatchMessagesRequest, _conversation_service_pb2.WatchMessagesResponse]
     """Streams a conversation's messages as they arrive; ends when the conversation is completed."""
     CompleteConversation: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.CompleteConversationRequest, _conversation_service_pb2.CompleteConversationResponse]
     """Marks a conversation completed: its watchers end. Starts the conversation if necessary."""
+    ReplaceMessage: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ReplaceMessageRequest, _conversation_service_pb2.ReplaceMessageResponse]
+    """Replaces a message; it keeps its number and its place."""
     DeleteMessages: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.DeleteMessagesRequest, _conversation_service_pb2.DeleteMessagesResponse]
     """Deletes a conversation's messages; their numbers are not reused."""
+    RemoveMessages: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.RemoveMessagesRequest, _conversation_service_pb2.RemoveMessagesResponse]
+    """Deletes some messages: by number, the oldest, or all from a number."""
+    PopMessage: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.PopMessageRequest, _conversation_service_pb2.PopMessageResponse]
+    """Deletes the last message and returns it."""
     SavePlans: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.SavePlansRequest, _conversation_service_pb2.SavePlansResponse]
     """Saves plans together."""
     ListPlans: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListPlansRequest, _conversation_service_pb2.ListPlansResponse]
@@ -64,8 +74,8 @@ class ConversationServiceStub:
 @_typing.type_check_only
 class ConversationServiceAsyncStub(ConversationServiceStub):
     """Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
-    starts a conversation; until then all rpcs but AppendMessage, SavePlans, CompleteConversation and WatchMessages
-    answer CONVERSATION_NOT_FOUND.
+    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
+    WatchMessages answer CONVERSATION_NOT_FOUND.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -73,16 +83,26 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     """Appends a message; starts the conversation if necessary, and opens a completed one again."""
     ListConversations: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListConversationsRequest, _conversation_service_pb2.ListConversationsResponse]  # type: ignore[assignment]
     """Lists a namespace's conversations by name."""
+    AppendMessages: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.AppendMessagesRequest, _conversation_service_pb2.AppendMessagesResponse]  # type: ignore[assignment]
+    """Appends several messages, all or none; starts the conversation if necessary, and opens a completed one again."""
     ListMessages: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListMessagesRequest, _conversation_service_pb2.ListMessagesResponse]  # type: ignore[assignment]
-    """Lists a conversation's messages in order: all, one agent's, or those between two agents."""
+    """Lists a conversation's messages in order, or the newest first: all, one agent's, or those between two agents."""
+    GetMessage: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetMessageRequest, _conversation_service_pb2.GetMessageResponse]  # type: ignore[assignment]
+    """Reads one message."""
     GetLastMessage: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetLastMessageRequest, _conversation_service_pb2.GetLastMessageResponse]  # type: ignore[assignment]
     """Reads a conversation's last message."""
     WatchMessages: _aio.UnaryStreamMultiCallable[_conversation_service_pb2.WatchMessagesRequest, _conversation_service_pb2.WatchMessagesResponse]  # type: ignore[assignment]
     """Streams a conversation's messages as they arrive; ends when the conversation is completed."""
     CompleteConversation: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.CompleteConversationRequest, _conversation_service_pb2.CompleteConversationResponse]  # type: ignore[assignment]
     """Marks a conversation completed: its watchers end. Starts the conversation if necessary."""
+    ReplaceMessage: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ReplaceMessageRequest, _conversation_service_pb2.ReplaceMessageResponse]  # type: ignore[assignment]
+    """Replaces a message; it keeps its number and its place."""
     DeleteMessages: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.DeleteMessagesRequest, _conversation_service_pb2.DeleteMessagesResponse]  # type: ignore[assignment]
     """Deletes a conversation's messages; their numbers are not reused."""
+    RemoveMessages: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.RemoveMessagesRequest, _conversation_service_pb2.RemoveMessagesResponse]  # type: ignore[assignment]
+    """Deletes some messages: by number, the oldest, or all from a number."""
+    PopMessage: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.PopMessageRequest, _conversation_service_pb2.PopMessageResponse]  # type: ignore[assignment]
+    """Deletes the last message and returns it."""
     SavePlans: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.SavePlansRequest, _conversation_service_pb2.SavePlansResponse]  # type: ignore[assignment]
     """Saves plans together."""
     ListPlans: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListPlansRequest, _conversation_service_pb2.ListPlansResponse]  # type: ignore[assignment]
@@ -96,8 +116,8 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
 
 class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
-    starts a conversation; until then all rpcs but AppendMessage, SavePlans, CompleteConversation and WatchMessages
-    answer CONVERSATION_NOT_FOUND.
+    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
+    WatchMessages answer CONVERSATION_NOT_FOUND.
     """
 
     @_abc_1.abstractmethod
@@ -117,12 +137,28 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists a namespace's conversations by name."""
 
     @_abc_1.abstractmethod
+    def AppendMessages(
+        self,
+        request: _conversation_service_pb2.AppendMessagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_service_pb2.AppendMessagesResponse, _abc.Awaitable[_conversation_service_pb2.AppendMessagesResponse]]:
+        """Appends several messages, all or none; starts the conversation if necessary, and opens a completed one again."""
+
+    @_abc_1.abstractmethod
     def ListMessages(
         self,
         request: _conversation_service_pb2.ListMessagesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.ListMessagesResponse, _abc.Awaitable[_conversation_service_pb2.ListMessagesResponse]]:
-        """Lists a conversation's messages in order: all, one agent's, or those between two agents."""
+        """Lists a conversation's messages in order, or the newest first: all, one agent's, or those between two agents."""
+
+    @_abc_1.abstractmethod
+    def GetMessage(
+        self,
+        request: _conversation_service_pb2.GetMessageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_service_pb2.GetMessageResponse, _abc.Awaitable[_conversation_service_pb2.GetMessageResponse]]:
+        """Reads one message."""
 
     @_abc_1.abstractmethod
     def GetLastMessage(
@@ -149,12 +185,36 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         """Marks a conversation completed: its watchers end. Starts the conversation if necessary."""
 
     @_abc_1.abstractmethod
+    def ReplaceMessage(
+        self,
+        request: _conversation_service_pb2.ReplaceMessageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_service_pb2.ReplaceMessageResponse, _abc.Awaitable[_conversation_service_pb2.ReplaceMessageResponse]]:
+        """Replaces a message; it keeps its number and its place."""
+
+    @_abc_1.abstractmethod
     def DeleteMessages(
         self,
         request: _conversation_service_pb2.DeleteMessagesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.DeleteMessagesResponse, _abc.Awaitable[_conversation_service_pb2.DeleteMessagesResponse]]:
         """Deletes a conversation's messages; their numbers are not reused."""
+
+    @_abc_1.abstractmethod
+    def RemoveMessages(
+        self,
+        request: _conversation_service_pb2.RemoveMessagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_service_pb2.RemoveMessagesResponse, _abc.Awaitable[_conversation_service_pb2.RemoveMessagesResponse]]:
+        """Deletes some messages: by number, the oldest, or all from a number."""
+
+    @_abc_1.abstractmethod
+    def PopMessage(
+        self,
+        request: _conversation_service_pb2.PopMessageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_service_pb2.PopMessageResponse, _abc.Awaitable[_conversation_service_pb2.PopMessageResponse]]:
+        """Deletes the last message and returns it."""
 
     @_abc_1.abstractmethod
     def SavePlans(

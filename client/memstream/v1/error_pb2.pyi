@@ -59,13 +59,17 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_CONVERSATION_NOT_FOUND: _ErrorReason.ValueType  # 9
     """There is no such conversation, message or plan."""
     ERROR_REASON_MEMORY_EXISTS: _ErrorReason.ValueType  # 10
-    """A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another name. Metadata
-    `differs`: with exist_ok: the fields that differ from the request.
+    """A memory or, for an import or with `absent`, a conversation of that name exists. What to do: exist_ok, or another
+    name. Metadata `differs`: with exist_ok: the fields that differ from the request.
     """
     ERROR_REASON_REQUEST_ID_CONFLICT: _ErrorReason.ValueType  # 11
-    """A request_id was repeated with a different request. What to do: use a new one per request."""
+    """A request_id was repeated with a different request, or the client_id of a message with another message. What to do:
+    use a new one per request and per message.
+    """
     ERROR_REASON_ETAG_MISMATCH: _ErrorReason.ValueType  # 12
-    """The etag given is not the current one. What to do: read again, then decide. Metadata `etag`: the current one."""
+    """The etag given is not the current one, or a conversation's last message is not the one of the precondition. What to
+    do: read again, then decide. Metadata `etag`: the current one, or the number of the last message.
+    """
     ERROR_REASON_PRODUCER_SUPERSEDED: _ErrorReason.ValueType  # 13
     """A newer stream of the same producer was opened. What to do: end this one; it is superseded."""
     ERROR_REASON_BACKLOG_FULL: _ErrorReason.ValueType  # 14
@@ -167,13 +171,17 @@ ERROR_REASON_OPERATION_NOT_FOUND: ErrorReason.ValueType  # 8
 ERROR_REASON_CONVERSATION_NOT_FOUND: ErrorReason.ValueType  # 9
 """There is no such conversation, message or plan."""
 ERROR_REASON_MEMORY_EXISTS: ErrorReason.ValueType  # 10
-"""A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another name. Metadata
-`differs`: with exist_ok: the fields that differ from the request.
+"""A memory or, for an import or with `absent`, a conversation of that name exists. What to do: exist_ok, or another
+name. Metadata `differs`: with exist_ok: the fields that differ from the request.
 """
 ERROR_REASON_REQUEST_ID_CONFLICT: ErrorReason.ValueType  # 11
-"""A request_id was repeated with a different request. What to do: use a new one per request."""
+"""A request_id was repeated with a different request, or the client_id of a message with another message. What to do:
+use a new one per request and per message.
+"""
 ERROR_REASON_ETAG_MISMATCH: ErrorReason.ValueType  # 12
-"""The etag given is not the current one. What to do: read again, then decide. Metadata `etag`: the current one."""
+"""The etag given is not the current one, or a conversation's last message is not the one of the precondition. What to
+do: read again, then decide. Metadata `etag`: the current one, or the number of the last message.
+"""
 ERROR_REASON_PRODUCER_SUPERSEDED: ErrorReason.ValueType  # 13
 """A newer stream of the same producer was opened. What to do: end this one; it is superseded."""
 ERROR_REASON_BACKLOG_FULL: ErrorReason.ValueType  # 14

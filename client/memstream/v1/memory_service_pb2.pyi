@@ -2518,7 +2518,7 @@ class ImportMemoriesRequest(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     LINES_FIELD_NUMBER: _builtins.int
     lines: _builtins.bytes
-    """Whole JSON lines of an export."""
+    """JSON lines of an export. A line may go on in the next message."""
     @_builtins.property
     def open(self) -> Global___ImportOpen:
         """First, and once."""

@@ -53,5 +53,6 @@ Recall:
     budget: the token budget of a recall
     rendering: the indexed text of a fragment
     stable_hash: a hash that is the same in every process
+    json_text: whether a text is JSON
     printable: escapes text for logs, errors and terminals; the characters of a content that nobody sees
 """

@@ -8,26 +8,37 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Sequence
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from memstream_server.engine.byte_quota import check_bytes
 from memstream_server.engine.errors import (
     ConversationNotFound,
+    EtagMismatch,
+    MemoryExists,
+    RequestIdConflict,
     write_error,
 )
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.engine.settings import Limits
 from memstream_server.ports.conversations import (
     AnswerOf,
+    Appended,
+    ClientIdTaken,
+    ConversationExists,
     ConversationName,
     ConversationStore,
     ConversationSummary,
+    LastNumberDiffers,
     Message,
     MessageQuery,
     NotThere,
     Plan,
     PlanChange,
     PlanQuery,
+    Precondition,
+    Removal,
+    Removed,
     Status,
 )
 from memstream_server.ports.journal.errors import JournalError
@@ -41,7 +52,8 @@ PAGE = 256
 
 
 class Conversations:
-    """All conversations. Methods raise ConversationNotFound, StorageIsFull, QuotaExceeded, JournalUnavailable.
+    """All conversations. Methods raise ConversationNotFound, StorageIsFull, QuotaExceeded, JournalUnavailable, and
+    those that append or replace messages EtagMismatch, MemoryExists, RequestIdConflict.
 
     They raise JournalUnavailable also if a concurrent call has answered the request_id: rpc/idempotency.py then returns
     that answer.
@@ -80,9 +92,25 @@ class Conversations:
         """A namespace's conversations with names greater than `after`, ascending by name."""
         return await _map_errors(self._store.list_conversations(namespace, after, limit))
 
+    async def append_messages(
+        self,
+        conversation: ConversationName,
+        messages: Sequence[Message],
+        condition: Precondition,
+        answer: AnswerOf[Appended] = None,
+    ) -> Appended:
+        """All or none. Wakes the watches."""
+        await self._check_bytes(conversation)
+        writing = self._store.append_messages(conversation, messages, condition, self._clock.now_us(), answer)
+        return await self._write_shielded(conversation, writing)
+
     async def list_messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
-        """Ascending by number."""
+        """In order of number."""
         return await _map_errors(self._store.list_messages(conversation, query))
+
+    async def get_message(self, conversation: ConversationName, number: int) -> Message:
+        """The message with its body."""
+        return await _map_errors(self._store.get_message(conversation, number))
 
     async def last_message(self, conversation: ConversationName) -> Message:
         """The message with the highest number."""
@@ -97,6 +125,23 @@ class Conversations:
     async def delete_messages(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
         """Returns how many were deleted."""
         return await _map_errors(self._store.delete_messages(conversation, answer))
+
+    async def replace_message(
+        self, conversation: ConversationName, message: Message, answer: AnswerOf[Message] = None
+    ) -> Message:
+        """The message that is there now. Watches do not show it."""
+        await self._check_bytes(conversation)
+        return await _map_errors(self._store.replace_message(conversation, message, self._clock.now_us(), answer))
+
+    async def remove_messages(
+        self, conversation: ConversationName, removal: Removal, answer: AnswerOf[Removed] = None
+    ) -> Removed:
+        """How many were deleted, and what is last now."""
+        return await _map_errors(self._store.remove_messages(conversation, removal, answer))
+
+    async def pop_message(self, conversation: ConversationName, answer: AnswerOf[Message] = None) -> Message:
+        """The message that was the last."""
+        return await _map_errors(self._store.pop_message(conversation, answer))
 
     async def save_plans(
         self, conversation: ConversationName, plans: Sequence[Plan], answer: AnswerOf[tuple[Plan, ...]] = None
@@ -136,16 +181,16 @@ class Conversations:
                 status = await _map_errors(self._store.get_status(conversation))
                 before = before or status
                 ended = status.completed or status.completions > before.completions
-                page = await self._read_page(conversation, after, status)
+                page, full = await self._read_page(conversation, after, status)
                 shown = [message for message in page if not ended or message.number <= status.completed_number]
                 if shown:
                     after = shown[-1].number
                 if shown or not (started or ended):
                     yield shown
                 started = True
-                if ended and (len(page) < PAGE or len(shown) < len(page)):
+                if ended and (not full or len(shown) < len(page)):
                     return
-                if len(page) < PAGE:
+                if not full:
                     await _wait_for_news(news, self._quiet_s)
         finally:
             self._waiting[conversation].discard(news)
@@ -155,10 +200,15 @@ class Conversations:
     async def _check_bytes(self, conversation: ConversationName) -> None:
         await check_bytes(self._journal, self._limits, conversation.namespace)
 
-    async def _read_page(self, conversation: ConversationName, after: int, status: Status) -> list[Message]:
+    async def _read_page(
+        self, conversation: ConversationName, after: int, status: Status
+    ) -> tuple[list[Message], bool]:
+        """(messages, whether there may be more): as many as PAGE, or as are read with their bodies."""
         if status.last_number <= after:
-            return []
-        return await self.list_messages(conversation, MessageQuery(after=after, limit=PAGE))
+            return [], False
+        found = await self.list_messages(conversation, MessageQuery(after=after, limit=PAGE))
+        whole = list(takewhile(lambda one: one.is_whole, found))
+        return whole, len(found) == PAGE or len(whole) < len(found)
 
     async def _write_shielded(self, conversation: ConversationName, writing: Awaitable[T]) -> T:
         telling = asyncio.create_task(self._write_and_notify(conversation, writing))
@@ -179,6 +229,13 @@ async def _map_errors(work: Awaitable[T]) -> T:
         return await work
     except NotThere as error:
         raise ConversationNotFound(str(error), conversation=error.conversation.name) from error
+    except ConversationExists as error:
+        named = error.conversation
+        raise MemoryExists(str(error), namespace=named.namespace, conversation=named.name) from error
+    except LastNumberDiffers as error:
+        raise EtagMismatch(f"{error}: read again, then decide", etag=error.last_number) from error
+    except ClientIdTaken as error:
+        raise RequestIdConflict(f"{error}: give every message its own") from error
     except JournalError as error:  # includes Conflict: a concurrent call stored the answer, which the rpc returns
         raise write_error(error) from error
 

@@ -1,12 +1,15 @@
-"""The store of conversations: messages and plans, as DB-GPT keeps them in its GptsMemory.
+"""The store of conversations: the messages of agent frameworks and of DB-GPT's GptsMemory, and plans.
 
 Contract
 - Writes return only after they are durable, and a write that raises leaves nothing, as in the journal
   (ports/journal/port.py), whose errors they raise: StorageFull, OutcomeUnknown, and Conflict if the request_id of
   `answer` has been answered meanwhile (return that answer).
-- `append`, `complete` and `save_plans` create the conversation if necessary; other methods raise NotThere for a
-  conversation that does not exist. Deleting messages or plans keeps the conversation, and numbers are not reused.
-- A message's number is one more than the conversation's last. Appending to a completed conversation reopens it.
+- Appending, completing and saving plans create the conversation if necessary; other methods raise NotThere for one
+  that does not exist. Deleting messages or plans keeps the conversation, and numbers are not reused.
+- A message's number is one more than the last that the conversation ever had, and its create time is not before that of
+  the message before it. Appending to a completed conversation reopens it.
+- A client id names one message of its conversation: a message that is there already is not appended again.
+- Reads give bodies up to a number of bytes; messages beyond it come without (`Message.is_whole`).
 - `answer` is called inside the transaction with the result of the write, and its answer is stored with the write.
 """
 
@@ -17,7 +20,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeAlias, TypeVar
 
-from memstream_server.ports.journal.errors import JournalError
+from memstream_server.core.values import Metadata
+from memstream_server.ports.journal.errors import AlreadyExists, JournalError
 from memstream_server.ports.journal.records import Answer
 
 T = TypeVar("T")
@@ -44,6 +48,26 @@ class NotThere(JournalError):
         self.conversation = conversation
 
 
+class ConversationExists(AlreadyExists):
+    """There is a conversation of that name."""
+
+    def __init__(self, conversation: ConversationName) -> None:
+        super().__init__(f"conversation {conversation} exists")
+        self.conversation = conversation
+
+
+class LastNumberDiffers(JournalError):
+    """The conversation's last message is not the one of the precondition."""
+
+    def __init__(self, text: str, last_number: int) -> None:
+        super().__init__(text)
+        self.last_number = last_number
+
+
+class ClientIdTaken(JournalError):
+    """Another message of the conversation has the client id."""
+
+
 class PlanState(StrEnum):
     """State of a plan. TODO and RETRYING count as to do."""
 
@@ -60,9 +84,11 @@ TO_DO = (PlanState.TODO, PlanState.RETRYING)
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message from one agent to another. `context`, `review_info`, `action_report`, `resource_info` are JSON."""
+    """A message. `body` is JSON in UTF-8, kept unchanged; `context`, `review_info`, `action_report`, `resource_info`,
+    of DB-GPT, are JSON, too.
+    """
 
-    sender: str
+    sender: str = ""
     receiver: str = ""
     role: str = ""
     content: str = ""
@@ -80,6 +106,64 @@ class Message:
     """From 1, ascending in the conversation; assigned when the message is appended."""
     create_time_us: int = 0
     update_time_us: int = 0
+    name: str = ""
+    tool_call_id: str = ""
+    client_id: str = ""
+    metadata: Metadata = ()
+    time_us: int | None = None
+    """When it was said, by the client's clock."""
+    body: bytes | None = None
+    """None: it has none, or it was not read."""
+    body_bytes: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the body, if it has one, was read."""
+        return self.body is not None or not self.body_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Precondition:
+    """What must hold for messages to be appended."""
+
+    last_number: int | None = None
+    """Number of the present last message; 0: there is none. None: any."""
+    absent: bool = False
+    """The conversation does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Messages of one call are stored."""
+
+    numbers: tuple[int, ...]
+    """Of each message, in the order of the call."""
+    count: int
+    """How many were appended; the others were there."""
+    last_number: int
+    create_time_us: int
+    """Of those that were appended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Which messages to delete: exactly one is set."""
+
+    numbers: tuple[int, ...] = ()
+    """These. Each must exist."""
+    oldest: int | None = None
+    """So many, the oldest first."""
+    from_number: int | None = None
+    """This one and all above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Messages are deleted."""
+
+    count: int
+    last_number: int
+    """Of the message that is the last now; 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +233,16 @@ class MessageQuery:
     other_agent: str = ""
     current_goal: str = ""
     after: int = 0
+    """Only above this number,"""
     limit: int = 100
+    before: int | None = None
+    """below this one,"""
+    after_us: int | None = None
+    before_us: int | None = None
+    """and appended between these times."""
+    newest_first: bool = False
+    bodies_max: int = 4 << 20
+    """Bytes of bodies to read; the first message with a body gets it in any case. 0: no bodies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +276,40 @@ class ConversationStore(Protocol):
         """Returns the message with its number and times."""
         ...
 
+    async def append_messages(
+        self,
+        conversation: ConversationName,
+        messages: Sequence[Message],
+        condition: Precondition,
+        now_us: int,
+        answer: AnswerOf[Appended] = None,
+    ) -> Appended:
+        """All or none. Raises LastNumberDiffers, ConversationExists, ClientIdTaken. If all are there already, the
+        condition is not checked. The client ids of `messages` are distinct."""
+        ...
+
     async def list_messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
-        """Ascending by number, after `query.after`."""
+        """In order of number."""
+        ...
+
+    async def get_message(self, conversation: ConversationName, number: int) -> Message:
+        """Raises NotThere if there is none."""
+        ...
+
+    async def replace_message(
+        self, conversation: ConversationName, message: Message, now_us: int, answer: AnswerOf[Message] = None
+    ) -> Message:
+        """Replaces the message with that number, which keeps its create time. Raises NotThere, ClientIdTaken."""
+        ...
+
+    async def remove_messages(
+        self, conversation: ConversationName, removal: Removal, answer: AnswerOf[Removed] = None
+    ) -> Removed:
+        """Raises NotThere if one of the numbers is not there."""
+        ...
+
+    async def pop_message(self, conversation: ConversationName, answer: AnswerOf[Message] = None) -> Message:
+        """Deletes the last message and returns it. Raises NotThere if there is none."""
         ...
 
     async def last_message(self, conversation: ConversationName) -> Message:

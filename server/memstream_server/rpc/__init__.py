@@ -9,7 +9,7 @@ access: authentication, authorization and limits of each caller
 calls: the outermost interceptor: request ids, metrics and spans; deadlines of calls
 conflicts: conflict rpcs of MemoryService
 connections: bounds of connections by port and address, and of open files
-conversations: ConversationService
+conversations: ConversationService, with plans and the watch
 drain: notifies open streams that the server shuts down, and waits for them
 error_and_limits_interceptor: turns errors into statuses, checks the routing header, bounds calls and streams
 errors: the table from reasons to gRPC statuses
@@ -21,6 +21,7 @@ idempotency: returns the first response to a repeated request_id
 info: ServerService: the server and its status
 limits: bounds of requests, streams and calls
 memories: memory rpcs of MemoryService
+messages: message rpcs of ConversationService
 observe: the Observe stream
 operations: OperationService
 page_tokens: page tokens of list rpcs

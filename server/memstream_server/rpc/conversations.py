@@ -1,9 +1,10 @@
-"""ConversationService: messages and plans, and the stream that watches a conversation until it is completed."""
+"""ConversationService: the messages (rpc/messages.py), plans, and the stream that watches a conversation until it is
+completed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,10 +16,8 @@ from memstream.v1 import conversation_service_pb2 as pb
 from memstream_server.core.printable import number_text
 from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.ports.conversations import (
-    AnswerOf,
     ConversationName,
     Message,
-    MessageQuery,
     Plan,
     PlanChange,
     PlanQuery,
@@ -27,10 +26,10 @@ from memstream_server.ports.conversations import (
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import WatcherStalled
-from memstream_server.rpc.idempotency import IdempotentCall, idempotent_call, respond_once
 from memstream_server.rpc.limits import ENTRIES_PER_SLICE, Limits, encode_fitting
+from memstream_server.rpc.messages import MessageService, start_after
 from memstream_server.rpc.slow_consumer import end_if_stalled
-from memstream_server.rpc.validation import Violations, check_identifier, check_name
+from memstream_server.rpc.validation import Violations, check_name
 from memstream_server.rpc.wire import conversations as wire
 from memstream_server.rpc.wire import scalars
 
@@ -44,28 +43,12 @@ PROGRESS_DEFAULT_S = 10.0
 PROGRESS_MIN_S = 0.1
 
 
-class ConversationService:
+class ConversationService(MessageService):
     """The servicer."""
 
     def __init__(self, conversations: Conversations, limits: Limits, drain: Drain) -> None:
-        self._conversations = conversations
-        self._limits = limits
+        super().__init__(conversations, limits)
         self._drain = drain
-
-    # ---- messages
-    async def append_message(self, request: pb.AppendMessageRequest, _context: _Context) -> pb.AppendMessageResponse:
-        found = Violations()
-        named = wire.conversation_name(
-            found, request.namespace, request.message.conversation, self._limits, prefix="message."
-        )
-        message = wire.read_message(found, request.message, self._limits)
-        self._check_request(found, request.request_id)
-        return await self._respond_once(
-            request,
-            request.namespace,
-            lambda answer: self._conversations.append_message(named, message, answer),
-            lambda done: pb.AppendMessageResponse(message=wire.message_of(named, done)),
-        )
 
     async def list_conversations(
         self, request: pb.ListConversationsRequest, _context: _Context
@@ -87,34 +70,6 @@ class ConversationService:
             ],
             next_page_token=page_tokens.make_token(request, rows[size - 1].name) if len(rows) > size else "",
         )
-
-    async def list_messages(self, request: pb.ListMessagesRequest, _context: _Context) -> bytes:
-        """A serialised ListMessagesResponse."""
-        found = Violations()
-        named = self._conversation_of(found, request)
-        size = validation.page_size(found, request.page_size, self._limits)
-        agent = check_identifier(found, "agent", request.agent, self._limits)
-        other = check_identifier(found, "other_agent", request.other_agent, self._limits)
-        if other and not agent:
-            found.add("agent", "is required with other_agent")
-        goal = wire.check_goal(found, "current_goal", request.current_goal, self._limits)
-        found.check()
-        query = MessageQuery(agent, other, goal, _start_after(request), size + 1)
-        rows = await self._conversations.list_messages(named, query)
-
-        def add(page: pb.ListMessagesResponse, row: Message) -> None:
-            page.messages.append(wire.message_of(named, row))
-
-        shown, count = await encode_fitting(rows[:size], pb.ListMessagesResponse(), add, self._limits.page_bytes_max)
-        token = page_tokens.make_token(request, str(rows[count - 1].number)) if count < len(rows) else ""
-        return shown + pb.ListMessagesResponse(next_page_token=token).SerializeToString()
-
-    async def get_last_message(
-        self, request: pb.GetLastMessageRequest, _context: _Context
-    ) -> pb.GetLastMessageResponse:
-        named = self._checked_name(request)
-        message = await self._conversations.last_message(named)
-        return pb.GetLastMessageResponse(message=wire.message_of(named, message))
 
     async def watch_messages(
         self, request: pb.WatchMessagesRequest, context: _Context
@@ -145,15 +100,6 @@ class ConversationService:
             lambda _: pb.CompleteConversationResponse(),
         )
 
-    async def delete_messages(self, request: pb.DeleteMessagesRequest, _context: _Context) -> pb.DeleteMessagesResponse:
-        named = self._checked_name(request, request.request_id)
-        return await self._respond_once(
-            request,
-            request.namespace,
-            lambda answer: self._conversations.delete_messages(named, answer),
-            lambda count: pb.DeleteMessagesResponse(deleted=count),
-        )
-
     # ---- plans
     async def save_plans(self, request: pb.SavePlansRequest, _context: _Context) -> pb.SavePlansResponse:
         found = Violations()
@@ -177,7 +123,7 @@ class ConversationService:
         for place, number in enumerate(request.sub_task_numbers[: self._limits.page_size_max]):
             wire.plan_number(found, f"sub_task_numbers[{place}]", number)
         found.check()
-        query = PlanQuery(tuple(request.sub_task_numbers), request.to_do, _start_after(request), size + 1)
+        query = PlanQuery(tuple(request.sub_task_numbers), request.to_do, start_after(request), size + 1)
         rows = await self._conversations.list_plans(named, query)
 
         def add(page: pb.ListPlansResponse, row: Plan) -> None:
@@ -218,36 +164,6 @@ class ConversationService:
             lambda answer: self._conversations.change_plan(named, number, change, answer),
             lambda plan: response(plan=wire.plan_of(named, plan)),
         )
-
-    def _conversation_of(self, found: Violations, request: Any) -> ConversationName:
-        return wire.conversation_name(found, request.namespace, request.conversation, self._limits)
-
-    def _checked_name(self, request: Any, request_id: str = "") -> ConversationName:
-        found = Violations()
-        named = self._conversation_of(found, request)
-        self._check_request(found, request_id)
-        return named
-
-    def _check_request(self, found: Violations, request_id: str) -> None:
-        check_identifier(found, "request_id", request_id, self._limits)
-        found.check()
-
-    async def _respond_once(
-        self,
-        request: Any,
-        namespace: str,
-        write: Callable[[AnswerOf[T]], Awaitable[T]],
-        response: Callable[[T], R],
-    ) -> R:
-        """Writes and responds; a repeat of a request_id gets the first response, even if both run at once."""
-        call: IdempotentCall[R] | None = idempotent_call(
-            request, namespace, request.request_id, _response_type(request)
-        )
-
-        async def act() -> R:
-            return response(await write(None if call is None else lambda done: call.make_answer(response(done))))
-
-        return await respond_once(call, self._conversations, act)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,12 +234,3 @@ def _split_messages(messages: Iterable[R], bytes_max: int) -> Iterator[list[R]]:
         size += more
     if part:
         yield part
-
-
-def _start_after(request: Any) -> int:
-    return page_tokens.read_number(request) or 0
-
-
-def _response_type(request: WireMessage) -> Any:
-    """The response type: AppendMessageResponse for AppendMessageRequest."""
-    return getattr(pb, request.DESCRIPTOR.name.removesuffix("Request") + "Response")

@@ -36,7 +36,7 @@ class Limits:
     """Serialised observations of one Observe stream in flight, not yet received."""
     message_bytes_max: int = 4 << 20
     small_message_bytes_max: int = 256 << 10
-    """For rpcs other than those that take observations, plans and imports."""
+    """For rpcs other than those that take observations, bodies of messages, plans and imports."""
     message_fields_max: int = 131_072
     """Fields of one message, including those of its sub-messages; an eighth of it for small messages."""
     caller_streams_max: int = 0

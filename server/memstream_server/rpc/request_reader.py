@@ -233,8 +233,10 @@ class RequestReader:
             table = sub_messages(method.input_type)
             rule = RPC_RULES.get(path)
             large = rule is not None and rule.large_messages
-            bounds = (self.message_bytes_max, self._fields_max) if large else self._small
-            found = self._rpcs[path] = _Rpc(*bounds, table)
+            bytes_max, fields_max = (self.message_bytes_max, self._fields_max) if large else self._small
+            if rule is not None and rule.with_bodies:
+                bytes_max += self._small[0]
+            found = self._rpcs[path] = _Rpc(bytes_max, fields_max, table)
         return found
 
     async def read_only_message(self, holder: str, context: _Context) -> Any:

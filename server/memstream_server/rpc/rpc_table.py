@@ -36,6 +36,8 @@ class RpcRule:
     """The optional capability that the rpc belongs to: a name of memstream.v1.Capability without its prefix."""
     large_messages: bool = False
     """Whether a request may have `message_bytes_max` bytes instead of `small_message_bytes_max`."""
+    with_bodies: bool = False
+    """Whether it may have the small maximum in addition: a body alone may have `message_bytes_max`."""
 
 
 def _rpc(
@@ -45,9 +47,10 @@ def _rpc(
     served_anywhere: bool = False,
     capability: str = "",
     large_messages: bool = False,
+    with_bodies: bool = False,
 ) -> RpcRule:
     need = Need(verb, at or ("namespace",), optional)
-    return RpcRule((need,), None, False, served_anywhere, capability, large_messages)
+    return RpcRule((need,), None, False, served_anywhere, capability, large_messages or with_bodies, with_bodies)
 
 
 _OBSERVE, _RECALL, _READ, _WRITE, _FORGET, _ADMIN = Verb
@@ -93,13 +96,18 @@ _MEMSTREAM_RPCS: dict[str, dict[str, RpcRule]] = {
         "ImportMemories": _rpc(_WRITE, "open.namespace", capability="EXPORT", large_messages=True),
     },
     "ConversationService": {
-        "AppendMessage": _rpc(_WRITE),
+        "AppendMessage": _rpc(_WRITE, with_bodies=True),
+        "AppendMessages": _rpc(_WRITE, with_bodies=True),
         "ListConversations": _rpc(_READ),
         "ListMessages": _rpc(_READ),
+        "GetMessage": _rpc(_READ),
         "GetLastMessage": _rpc(_READ),
         "WatchMessages": _rpc(_READ),
         "CompleteConversation": _rpc(_WRITE),
+        "ReplaceMessage": _rpc(_WRITE, with_bodies=True),
         "DeleteMessages": _rpc(_FORGET),
+        "RemoveMessages": _rpc(_FORGET),
+        "PopMessage": _rpc(_FORGET),
         "SavePlans": _rpc(_WRITE, large_messages=True),
         "ListPlans": _rpc(_READ),
         "UpdatePlan": _rpc(_WRITE),

@@ -16,8 +16,8 @@ class RequestSettings(BaseModel):
     batch_max: int = setting(1_024, "observations in one batch", "observations", 1, 100_000)
     message_max_bytes: int = setting(
         4_194_304,
-        "largest gRPC message of Observe, ObserveBatch, ImportMemories and SavePlans; other rpcs have at most 262,144 "
-        "bytes, or four times content_max_bytes",
+        "largest gRPC message of Observe, ObserveBatch, ImportMemories and SavePlans, and body of a conversation's "
+        "message; other rpcs have at most 262,144 bytes, or four times content_max_bytes",
         "bytes",
         65_536,
         268_435_456,

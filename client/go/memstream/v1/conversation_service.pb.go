@@ -94,14 +94,14 @@ func (PlanState) EnumDescriptor() ([]byte, []int) {
 	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{0}
 }
 
-// A message from one agent to another.
+// A message of a conversation. Frameworks with messages of their own keep each in `body`; DB-GPT uses the texts.
 type ConversationMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Assigned by the server, ascending in the conversation.
 	Number int64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
 	// The conversation.
 	Conversation string `protobuf:"bytes,2,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// Who sent it.
+	// Who sent it. AppendMessage requires it.
 	Sender string `protobuf:"bytes,3,opt,name=sender,proto3" json:"sender,omitempty"`
 	// The receiver.
 	Receiver string `protobuf:"bytes,4,opt,name=receiver,proto3" json:"receiver,omitempty"`
@@ -129,10 +129,25 @@ type ConversationMessage struct {
 	ModelName string `protobuf:"bytes,15,opt,name=model_name,json=modelName,proto3" json:"model_name,omitempty"`
 	// Resources as JSON.
 	ResourceInfo string `protobuf:"bytes,16,opt,name=resource_info,json=resourceInfo,proto3" json:"resource_info,omitempty"`
-	// When it was appended.
+	// When it was appended; times ascend with the numbers.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
 	// When it was last changed.
-	UpdateTime    *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
+	UpdateTime *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
+	// JSON of any kind, as text that the server keeps unchanged; at most `Limits.message_bytes_max` bytes. Unset in
+	// answers that have no bodies.
+	Body *string `protobuf:"bytes,19,opt,name=body,proto3,oneof" json:"body,omitempty"`
+	// Bytes of the body; the server's. 0 without one.
+	BodyBytes int64 `protobuf:"varint,20,opt,name=body_bytes,json=bodyBytes,proto3" json:"body_bytes,omitempty"`
+	// Name of the participant or the tool.
+	Name string `protobuf:"bytes,21,opt,name=name,proto3" json:"name,omitempty"`
+	// The tool call that it answers.
+	ToolCallId string `protobuf:"bytes,22,opt,name=tool_call_id,json=toolCallId,proto3" json:"tool_call_id,omitempty"`
+	// The client's id, unique in the conversation. A message that is there already is not appended again.
+	ClientId string `protobuf:"bytes,23,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`
+	// The client's metadata. Keys are at most 128 bytes.
+	Metadata map[string]*MetadataValue `protobuf:"bytes,24,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// When it was said, by the client's clock.
+	Time          *timestamppb.Timestamp `protobuf:"bytes,25,opt,name=time,proto3" json:"time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -289,6 +304,55 @@ func (x *ConversationMessage) GetCreateTime() *timestamppb.Timestamp {
 func (x *ConversationMessage) GetUpdateTime() *timestamppb.Timestamp {
 	if x != nil {
 		return x.UpdateTime
+	}
+	return nil
+}
+
+func (x *ConversationMessage) GetBody() string {
+	if x != nil && x.Body != nil {
+		return *x.Body
+	}
+	return ""
+}
+
+func (x *ConversationMessage) GetBodyBytes() int64 {
+	if x != nil {
+		return x.BodyBytes
+	}
+	return 0
+}
+
+func (x *ConversationMessage) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ConversationMessage) GetToolCallId() string {
+	if x != nil {
+		return x.ToolCallId
+	}
+	return ""
+}
+
+func (x *ConversationMessage) GetClientId() string {
+	if x != nil {
+		return x.ClientId
+	}
+	return ""
+}
+
+func (x *ConversationMessage) GetMetadata() map[string]*MetadataValue {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+func (x *ConversationMessage) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
 	}
 	return nil
 }
@@ -523,7 +587,7 @@ func (x *AppendMessageRequest) GetRequestId() string {
 // The message as appended.
 type AppendMessageResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The message.
+	// The message, without its body.
 	Message       *ConversationMessage `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -774,7 +838,19 @@ type ListMessagesRequest struct {
 	// Page size, at most 1,000; 0 takes 100.
 	PageSize int32 `protobuf:"varint,6,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// From the previous answer; empty for the first page.
-	PageToken     string `protobuf:"bytes,7,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken string `protobuf:"bytes,7,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Descending by number.
+	NewestFirst bool `protobuf:"varint,8,opt,name=newest_first,json=newestFirst,proto3" json:"newest_first,omitempty"`
+	// Only messages above this number.
+	AfterNumber int64 `protobuf:"varint,9,opt,name=after_number,json=afterNumber,proto3" json:"after_number,omitempty"`
+	// Only messages below this number; 0 for any.
+	BeforeNumber int64 `protobuf:"varint,10,opt,name=before_number,json=beforeNumber,proto3" json:"before_number,omitempty"`
+	// Only messages appended later than this.
+	AfterTime *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=after_time,json=afterTime,proto3" json:"after_time,omitempty"`
+	// Only messages appended earlier than this.
+	BeforeTime *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=before_time,json=beforeTime,proto3" json:"before_time,omitempty"`
+	// Leave the bodies out.
+	WithoutBodies bool `protobuf:"varint,13,opt,name=without_bodies,json=withoutBodies,proto3" json:"without_bodies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -858,6 +934,48 @@ func (x *ListMessagesRequest) GetPageToken() string {
 	return ""
 }
 
+func (x *ListMessagesRequest) GetNewestFirst() bool {
+	if x != nil {
+		return x.NewestFirst
+	}
+	return false
+}
+
+func (x *ListMessagesRequest) GetAfterNumber() int64 {
+	if x != nil {
+		return x.AfterNumber
+	}
+	return 0
+}
+
+func (x *ListMessagesRequest) GetBeforeNumber() int64 {
+	if x != nil {
+		return x.BeforeNumber
+	}
+	return 0
+}
+
+func (x *ListMessagesRequest) GetAfterTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AfterTime
+	}
+	return nil
+}
+
+func (x *ListMessagesRequest) GetBeforeTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.BeforeTime
+	}
+	return nil
+}
+
+func (x *ListMessagesRequest) GetWithoutBodies() bool {
+	if x != nil {
+		return x.WithoutBodies
+	}
+	return false
+}
+
 // A page of messages.
 type ListMessagesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -913,6 +1031,765 @@ func (x *ListMessagesResponse) GetNextPageToken() string {
 	return ""
 }
 
+// Appends messages.
+type AppendMessagesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The conversation.
+	Conversation string `protobuf:"bytes,2,opt,name=conversation,proto3" json:"conversation,omitempty"`
+	// The messages in order, at most `Limits.batch_max`. Number, body_bytes and times of the server are ignored. One with
+	// the `client_id` of a message of the conversation must be equal to it, and is not appended again.
+	Messages []*ConversationMessage `protobuf:"bytes,3,rep,name=messages,proto3" json:"messages,omitempty"`
+	// What must hold, or nothing is appended. It is not checked if all messages are there already.
+	//
+	// Types that are valid to be assigned to Precondition:
+	//
+	//	*AppendMessagesRequest_LastNumber
+	//	*AppendMessagesRequest_Absent
+	Precondition isAppendMessagesRequest_Precondition `protobuf_oneof:"precondition"`
+	// A repeat with the same id returns the first answer.
+	RequestId     string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AppendMessagesRequest) Reset() {
+	*x = AppendMessagesRequest{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AppendMessagesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AppendMessagesRequest) ProtoMessage() {}
+
+func (x *AppendMessagesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AppendMessagesRequest.ProtoReflect.Descriptor instead.
+func (*AppendMessagesRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *AppendMessagesRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *AppendMessagesRequest) GetConversation() string {
+	if x != nil {
+		return x.Conversation
+	}
+	return ""
+}
+
+func (x *AppendMessagesRequest) GetMessages() []*ConversationMessage {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
+func (x *AppendMessagesRequest) GetPrecondition() isAppendMessagesRequest_Precondition {
+	if x != nil {
+		return x.Precondition
+	}
+	return nil
+}
+
+func (x *AppendMessagesRequest) GetLastNumber() int64 {
+	if x != nil {
+		if x, ok := x.Precondition.(*AppendMessagesRequest_LastNumber); ok {
+			return x.LastNumber
+		}
+	}
+	return 0
+}
+
+func (x *AppendMessagesRequest) GetAbsent() bool {
+	if x != nil {
+		if x, ok := x.Precondition.(*AppendMessagesRequest_Absent); ok {
+			return x.Absent
+		}
+	}
+	return false
+}
+
+func (x *AppendMessagesRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type isAppendMessagesRequest_Precondition interface {
+	isAppendMessagesRequest_Precondition()
+}
+
+type AppendMessagesRequest_LastNumber struct {
+	// The number of the conversation's last message; 0 if it has none. Otherwise the call ends with ETAG_MISMATCH.
+	LastNumber int64 `protobuf:"varint,4,opt,name=last_number,json=lastNumber,proto3,oneof"`
+}
+
+type AppendMessagesRequest_Absent struct {
+	// The conversation must not exist. Otherwise the call ends with MEMORY_EXISTS.
+	Absent bool `protobuf:"varint,5,opt,name=absent,proto3,oneof"`
+}
+
+func (*AppendMessagesRequest_LastNumber) isAppendMessagesRequest_Precondition() {}
+
+func (*AppendMessagesRequest_Absent) isAppendMessagesRequest_Precondition() {}
+
+// The messages are stored.
+type AppendMessagesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The number of each message, in the order of the request.
+	Numbers []int64 `protobuf:"varint,1,rep,packed,name=numbers,proto3" json:"numbers,omitempty"`
+	// How many were appended; the others were there already.
+	Appended int32 `protobuf:"varint,2,opt,name=appended,proto3" json:"appended,omitempty"`
+	// The number of the last message.
+	LastNumber int64 `protobuf:"varint,3,opt,name=last_number,json=lastNumber,proto3" json:"last_number,omitempty"`
+	// When these were appended. Unset if none was.
+	CreateTime    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AppendMessagesResponse) Reset() {
+	*x = AppendMessagesResponse{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AppendMessagesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AppendMessagesResponse) ProtoMessage() {}
+
+func (x *AppendMessagesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AppendMessagesResponse.ProtoReflect.Descriptor instead.
+func (*AppendMessagesResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *AppendMessagesResponse) GetNumbers() []int64 {
+	if x != nil {
+		return x.Numbers
+	}
+	return nil
+}
+
+func (x *AppendMessagesResponse) GetAppended() int32 {
+	if x != nil {
+		return x.Appended
+	}
+	return 0
+}
+
+func (x *AppendMessagesResponse) GetLastNumber() int64 {
+	if x != nil {
+		return x.LastNumber
+	}
+	return 0
+}
+
+func (x *AppendMessagesResponse) GetCreateTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreateTime
+	}
+	return nil
+}
+
+// Which message to read.
+type GetMessageRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The conversation.
+	Conversation string `protobuf:"bytes,2,opt,name=conversation,proto3" json:"conversation,omitempty"`
+	// The message's number.
+	Number        int64 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetMessageRequest) Reset() {
+	*x = GetMessageRequest{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetMessageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetMessageRequest) ProtoMessage() {}
+
+func (x *GetMessageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetMessageRequest.ProtoReflect.Descriptor instead.
+func (*GetMessageRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *GetMessageRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *GetMessageRequest) GetConversation() string {
+	if x != nil {
+		return x.Conversation
+	}
+	return ""
+}
+
+func (x *GetMessageRequest) GetNumber() int64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+// The message.
+type GetMessageResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The message, with its body.
+	Message       *ConversationMessage `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetMessageResponse) Reset() {
+	*x = GetMessageResponse{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetMessageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetMessageResponse) ProtoMessage() {}
+
+func (x *GetMessageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetMessageResponse.ProtoReflect.Descriptor instead.
+func (*GetMessageResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *GetMessageResponse) GetMessage() *ConversationMessage {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+// Replaces a message.
+type ReplaceMessageRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The new message; its `conversation` and `number` name the one that it replaces.
+	Message *ConversationMessage `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	// A repeat with the same id returns the first answer.
+	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplaceMessageRequest) Reset() {
+	*x = ReplaceMessageRequest{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplaceMessageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplaceMessageRequest) ProtoMessage() {}
+
+func (x *ReplaceMessageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplaceMessageRequest.ProtoReflect.Descriptor instead.
+func (*ReplaceMessageRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ReplaceMessageRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ReplaceMessageRequest) GetMessage() *ConversationMessage {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+func (x *ReplaceMessageRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+// The message is replaced.
+type ReplaceMessageResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The new message, without its body.
+	Message       *ConversationMessage `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplaceMessageResponse) Reset() {
+	*x = ReplaceMessageResponse{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplaceMessageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplaceMessageResponse) ProtoMessage() {}
+
+func (x *ReplaceMessageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplaceMessageResponse.ProtoReflect.Descriptor instead.
+func (*ReplaceMessageResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ReplaceMessageResponse) GetMessage() *ConversationMessage {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+// Numbers of messages.
+type MessageNumbers struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The numbers, at most 1,000.
+	Numbers       []int64 `protobuf:"varint,1,rep,packed,name=numbers,proto3" json:"numbers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MessageNumbers) Reset() {
+	*x = MessageNumbers{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MessageNumbers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MessageNumbers) ProtoMessage() {}
+
+func (x *MessageNumbers) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MessageNumbers.ProtoReflect.Descriptor instead.
+func (*MessageNumbers) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *MessageNumbers) GetNumbers() []int64 {
+	if x != nil {
+		return x.Numbers
+	}
+	return nil
+}
+
+// Which messages to delete.
+type RemoveMessagesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The conversation.
+	Conversation string `protobuf:"bytes,2,opt,name=conversation,proto3" json:"conversation,omitempty"`
+	// Exactly one is set.
+	//
+	// Types that are valid to be assigned to Which:
+	//
+	//	*RemoveMessagesRequest_Numbers
+	//	*RemoveMessagesRequest_Oldest
+	//	*RemoveMessagesRequest_FromNumber
+	Which isRemoveMessagesRequest_Which `protobuf_oneof:"which"`
+	// A repeat with the same id returns the first answer.
+	RequestId     string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveMessagesRequest) Reset() {
+	*x = RemoveMessagesRequest{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveMessagesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveMessagesRequest) ProtoMessage() {}
+
+func (x *RemoveMessagesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveMessagesRequest.ProtoReflect.Descriptor instead.
+func (*RemoveMessagesRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *RemoveMessagesRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *RemoveMessagesRequest) GetConversation() string {
+	if x != nil {
+		return x.Conversation
+	}
+	return ""
+}
+
+func (x *RemoveMessagesRequest) GetWhich() isRemoveMessagesRequest_Which {
+	if x != nil {
+		return x.Which
+	}
+	return nil
+}
+
+func (x *RemoveMessagesRequest) GetNumbers() *MessageNumbers {
+	if x != nil {
+		if x, ok := x.Which.(*RemoveMessagesRequest_Numbers); ok {
+			return x.Numbers
+		}
+	}
+	return nil
+}
+
+func (x *RemoveMessagesRequest) GetOldest() int64 {
+	if x != nil {
+		if x, ok := x.Which.(*RemoveMessagesRequest_Oldest); ok {
+			return x.Oldest
+		}
+	}
+	return 0
+}
+
+func (x *RemoveMessagesRequest) GetFromNumber() int64 {
+	if x != nil {
+		if x, ok := x.Which.(*RemoveMessagesRequest_FromNumber); ok {
+			return x.FromNumber
+		}
+	}
+	return 0
+}
+
+func (x *RemoveMessagesRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type isRemoveMessagesRequest_Which interface {
+	isRemoveMessagesRequest_Which()
+}
+
+type RemoveMessagesRequest_Numbers struct {
+	// These. Each must exist, or none is deleted.
+	Numbers *MessageNumbers `protobuf:"bytes,3,opt,name=numbers,proto3,oneof"`
+}
+
+type RemoveMessagesRequest_Oldest struct {
+	// The oldest: so many, or all if there are fewer.
+	Oldest int64 `protobuf:"varint,4,opt,name=oldest,proto3,oneof"`
+}
+
+type RemoveMessagesRequest_FromNumber struct {
+	// This number and all above it.
+	FromNumber int64 `protobuf:"varint,5,opt,name=from_number,json=fromNumber,proto3,oneof"`
+}
+
+func (*RemoveMessagesRequest_Numbers) isRemoveMessagesRequest_Which() {}
+
+func (*RemoveMessagesRequest_Oldest) isRemoveMessagesRequest_Which() {}
+
+func (*RemoveMessagesRequest_FromNumber) isRemoveMessagesRequest_Which() {}
+
+// The messages are gone.
+type RemoveMessagesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many.
+	Removed int64 `protobuf:"varint,1,opt,name=removed,proto3" json:"removed,omitempty"`
+	// The number of the last message that remains; 0 if none does.
+	LastNumber    int64 `protobuf:"varint,2,opt,name=last_number,json=lastNumber,proto3" json:"last_number,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveMessagesResponse) Reset() {
+	*x = RemoveMessagesResponse{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveMessagesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveMessagesResponse) ProtoMessage() {}
+
+func (x *RemoveMessagesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveMessagesResponse.ProtoReflect.Descriptor instead.
+func (*RemoveMessagesResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *RemoveMessagesResponse) GetRemoved() int64 {
+	if x != nil {
+		return x.Removed
+	}
+	return 0
+}
+
+func (x *RemoveMessagesResponse) GetLastNumber() int64 {
+	if x != nil {
+		return x.LastNumber
+	}
+	return 0
+}
+
+// Names a conversation.
+type PopMessageRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The conversation.
+	Conversation string `protobuf:"bytes,2,opt,name=conversation,proto3" json:"conversation,omitempty"`
+	// A repeat with the same id returns the first answer.
+	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PopMessageRequest) Reset() {
+	*x = PopMessageRequest{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PopMessageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PopMessageRequest) ProtoMessage() {}
+
+func (x *PopMessageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PopMessageRequest.ProtoReflect.Descriptor instead.
+func (*PopMessageRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *PopMessageRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PopMessageRequest) GetConversation() string {
+	if x != nil {
+		return x.Conversation
+	}
+	return ""
+}
+
+func (x *PopMessageRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+// The message that was the last.
+type PopMessageResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The message, with its body.
+	Message       *ConversationMessage `protobuf:"bytes,1,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PopMessageResponse) Reset() {
+	*x = PopMessageResponse{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PopMessageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PopMessageResponse) ProtoMessage() {}
+
+func (x *PopMessageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PopMessageResponse.ProtoReflect.Descriptor instead.
+func (*PopMessageResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PopMessageResponse) GetMessage() *ConversationMessage {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
 // Names a conversation.
 type GetLastMessageRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -926,7 +1803,7 @@ type GetLastMessageRequest struct {
 
 func (x *GetLastMessageRequest) Reset() {
 	*x = GetLastMessageRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[9]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -938,7 +1815,7 @@ func (x *GetLastMessageRequest) String() string {
 func (*GetLastMessageRequest) ProtoMessage() {}
 
 func (x *GetLastMessageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[9]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -951,7 +1828,7 @@ func (x *GetLastMessageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLastMessageRequest.ProtoReflect.Descriptor instead.
 func (*GetLastMessageRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{9}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetLastMessageRequest) GetNamespace() string {
@@ -979,7 +1856,7 @@ type GetLastMessageResponse struct {
 
 func (x *GetLastMessageResponse) Reset() {
 	*x = GetLastMessageResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[10]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -991,7 +1868,7 @@ func (x *GetLastMessageResponse) String() string {
 func (*GetLastMessageResponse) ProtoMessage() {}
 
 func (x *GetLastMessageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[10]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1004,7 +1881,7 @@ func (x *GetLastMessageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLastMessageResponse.ProtoReflect.Descriptor instead.
 func (*GetLastMessageResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{10}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetLastMessageResponse) GetMessage() *ConversationMessage {
@@ -1032,7 +1909,7 @@ type WatchMessagesRequest struct {
 
 func (x *WatchMessagesRequest) Reset() {
 	*x = WatchMessagesRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[11]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1044,7 +1921,7 @@ func (x *WatchMessagesRequest) String() string {
 func (*WatchMessagesRequest) ProtoMessage() {}
 
 func (x *WatchMessagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[11]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1057,7 +1934,7 @@ func (x *WatchMessagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMessagesRequest.ProtoReflect.Descriptor instead.
 func (*WatchMessagesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{11}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WatchMessagesRequest) GetNamespace() string {
@@ -1101,7 +1978,7 @@ type WatchMessagesResponse struct {
 
 func (x *WatchMessagesResponse) Reset() {
 	*x = WatchMessagesResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[12]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1113,7 +1990,7 @@ func (x *WatchMessagesResponse) String() string {
 func (*WatchMessagesResponse) ProtoMessage() {}
 
 func (x *WatchMessagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[12]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1126,7 +2003,7 @@ func (x *WatchMessagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMessagesResponse.ProtoReflect.Descriptor instead.
 func (*WatchMessagesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{12}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WatchMessagesResponse) GetMessages() []*ConversationMessage {
@@ -1158,7 +2035,7 @@ type CompleteConversationRequest struct {
 
 func (x *CompleteConversationRequest) Reset() {
 	*x = CompleteConversationRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[13]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1170,7 +2047,7 @@ func (x *CompleteConversationRequest) String() string {
 func (*CompleteConversationRequest) ProtoMessage() {}
 
 func (x *CompleteConversationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[13]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1183,7 +2060,7 @@ func (x *CompleteConversationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteConversationRequest.ProtoReflect.Descriptor instead.
 func (*CompleteConversationRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{13}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CompleteConversationRequest) GetNamespace() string {
@@ -1216,7 +2093,7 @@ type CompleteConversationResponse struct {
 
 func (x *CompleteConversationResponse) Reset() {
 	*x = CompleteConversationResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[14]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1228,7 +2105,7 @@ func (x *CompleteConversationResponse) String() string {
 func (*CompleteConversationResponse) ProtoMessage() {}
 
 func (x *CompleteConversationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[14]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1241,7 +2118,7 @@ func (x *CompleteConversationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteConversationResponse.ProtoReflect.Descriptor instead.
 func (*CompleteConversationResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{14}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{25}
 }
 
 // Deletes messages.
@@ -1259,7 +2136,7 @@ type DeleteMessagesRequest struct {
 
 func (x *DeleteMessagesRequest) Reset() {
 	*x = DeleteMessagesRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[15]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1271,7 +2148,7 @@ func (x *DeleteMessagesRequest) String() string {
 func (*DeleteMessagesRequest) ProtoMessage() {}
 
 func (x *DeleteMessagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[15]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1284,7 +2161,7 @@ func (x *DeleteMessagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMessagesRequest.ProtoReflect.Descriptor instead.
 func (*DeleteMessagesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{15}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DeleteMessagesRequest) GetNamespace() string {
@@ -1319,7 +2196,7 @@ type DeleteMessagesResponse struct {
 
 func (x *DeleteMessagesResponse) Reset() {
 	*x = DeleteMessagesResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[16]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1331,7 +2208,7 @@ func (x *DeleteMessagesResponse) String() string {
 func (*DeleteMessagesResponse) ProtoMessage() {}
 
 func (x *DeleteMessagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[16]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1344,7 +2221,7 @@ func (x *DeleteMessagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMessagesResponse.ProtoReflect.Descriptor instead.
 func (*DeleteMessagesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{16}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeleteMessagesResponse) GetDeleted() int64 {
@@ -1371,7 +2248,7 @@ type SavePlansRequest struct {
 
 func (x *SavePlansRequest) Reset() {
 	*x = SavePlansRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[17]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1383,7 +2260,7 @@ func (x *SavePlansRequest) String() string {
 func (*SavePlansRequest) ProtoMessage() {}
 
 func (x *SavePlansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[17]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1396,7 +2273,7 @@ func (x *SavePlansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SavePlansRequest.ProtoReflect.Descriptor instead.
 func (*SavePlansRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{17}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SavePlansRequest) GetNamespace() string {
@@ -1438,7 +2315,7 @@ type SavePlansResponse struct {
 
 func (x *SavePlansResponse) Reset() {
 	*x = SavePlansResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[18]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1450,7 +2327,7 @@ func (x *SavePlansResponse) String() string {
 func (*SavePlansResponse) ProtoMessage() {}
 
 func (x *SavePlansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[18]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1463,7 +2340,7 @@ func (x *SavePlansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SavePlansResponse.ProtoReflect.Descriptor instead.
 func (*SavePlansResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{18}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SavePlansResponse) GetPlans() []*Plan {
@@ -1494,7 +2371,7 @@ type ListPlansRequest struct {
 
 func (x *ListPlansRequest) Reset() {
 	*x = ListPlansRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[19]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1506,7 +2383,7 @@ func (x *ListPlansRequest) String() string {
 func (*ListPlansRequest) ProtoMessage() {}
 
 func (x *ListPlansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[19]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1519,7 +2396,7 @@ func (x *ListPlansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlansRequest.ProtoReflect.Descriptor instead.
 func (*ListPlansRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{19}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListPlansRequest) GetNamespace() string {
@@ -1577,7 +2454,7 @@ type ListPlansResponse struct {
 
 func (x *ListPlansResponse) Reset() {
 	*x = ListPlansResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[20]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1589,7 +2466,7 @@ func (x *ListPlansResponse) String() string {
 func (*ListPlansResponse) ProtoMessage() {}
 
 func (x *ListPlansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[20]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1602,7 +2479,7 @@ func (x *ListPlansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlansResponse.ProtoReflect.Descriptor instead.
 func (*ListPlansResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{20}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListPlansResponse) GetPlans() []*Plan {
@@ -1646,7 +2523,7 @@ type UpdatePlanRequest struct {
 
 func (x *UpdatePlanRequest) Reset() {
 	*x = UpdatePlanRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[21]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +2535,7 @@ func (x *UpdatePlanRequest) String() string {
 func (*UpdatePlanRequest) ProtoMessage() {}
 
 func (x *UpdatePlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[21]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +2548,7 @@ func (x *UpdatePlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePlanRequest.ProtoReflect.Descriptor instead.
 func (*UpdatePlanRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{21}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *UpdatePlanRequest) GetNamespace() string {
@@ -1748,7 +2625,7 @@ type UpdatePlanResponse struct {
 
 func (x *UpdatePlanResponse) Reset() {
 	*x = UpdatePlanResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[22]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1760,7 +2637,7 @@ func (x *UpdatePlanResponse) String() string {
 func (*UpdatePlanResponse) ProtoMessage() {}
 
 func (x *UpdatePlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[22]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1773,7 +2650,7 @@ func (x *UpdatePlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePlanResponse.ProtoReflect.Descriptor instead.
 func (*UpdatePlanResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{22}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *UpdatePlanResponse) GetPlan() *Plan {
@@ -1802,7 +2679,7 @@ type CompletePlanRequest struct {
 
 func (x *CompletePlanRequest) Reset() {
 	*x = CompletePlanRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1814,7 +2691,7 @@ func (x *CompletePlanRequest) String() string {
 func (*CompletePlanRequest) ProtoMessage() {}
 
 func (x *CompletePlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1827,7 +2704,7 @@ func (x *CompletePlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompletePlanRequest.ProtoReflect.Descriptor instead.
 func (*CompletePlanRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{23}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CompletePlanRequest) GetNamespace() string {
@@ -1876,7 +2753,7 @@ type CompletePlanResponse struct {
 
 func (x *CompletePlanResponse) Reset() {
 	*x = CompletePlanResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[24]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1888,7 +2765,7 @@ func (x *CompletePlanResponse) String() string {
 func (*CompletePlanResponse) ProtoMessage() {}
 
 func (x *CompletePlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[24]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1901,7 +2778,7 @@ func (x *CompletePlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompletePlanResponse.ProtoReflect.Descriptor instead.
 func (*CompletePlanResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{24}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CompletePlanResponse) GetPlan() *Plan {
@@ -1926,7 +2803,7 @@ type RemovePlansRequest struct {
 
 func (x *RemovePlansRequest) Reset() {
 	*x = RemovePlansRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[25]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1938,7 +2815,7 @@ func (x *RemovePlansRequest) String() string {
 func (*RemovePlansRequest) ProtoMessage() {}
 
 func (x *RemovePlansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[25]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1951,7 +2828,7 @@ func (x *RemovePlansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlansRequest.ProtoReflect.Descriptor instead.
 func (*RemovePlansRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{25}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RemovePlansRequest) GetNamespace() string {
@@ -1986,7 +2863,7 @@ type RemovePlansResponse struct {
 
 func (x *RemovePlansResponse) Reset() {
 	*x = RemovePlansResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[26]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1998,7 +2875,7 @@ func (x *RemovePlansResponse) String() string {
 func (*RemovePlansResponse) ProtoMessage() {}
 
 func (x *RemovePlansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[26]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2011,7 +2888,7 @@ func (x *RemovePlansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlansResponse.ProtoReflect.Descriptor instead.
 func (*RemovePlansResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{26}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RemovePlansResponse) GetRemoved() int64 {
@@ -2025,7 +2902,7 @@ var File_memstream_v1_conversation_service_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\n" +
-	"'memstream/v1/conversation_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xed\x04\n" +
+	"'memstream/v1/conversation_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\"\xd8\a\n" +
 	"\x13ConversationMessage\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x03R\x06number\x12\"\n" +
 	"\fconversation\x18\x02 \x01(\tR\fconversation\x12\x16\n" +
@@ -2049,9 +2926,22 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\vcreate_time\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"createTime\x12;\n" +
 	"\vupdate_time\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"updateTimeB\n" +
+	"updateTime\x12\x17\n" +
+	"\x04body\x18\x13 \x01(\tH\x01R\x04body\x88\x01\x01\x12\x1d\n" +
 	"\n" +
-	"\b_success\"\xac\x04\n" +
+	"body_bytes\x18\x14 \x01(\x03R\tbodyBytes\x12\x12\n" +
+	"\x04name\x18\x15 \x01(\tR\x04name\x12 \n" +
+	"\ftool_call_id\x18\x16 \x01(\tR\n" +
+	"toolCallId\x12\x1b\n" +
+	"\tclient_id\x18\x17 \x01(\tR\bclientId\x12K\n" +
+	"\bmetadata\x18\x18 \x03(\v2/.memstream.v1.ConversationMessage.MetadataEntryR\bmetadata\x12.\n" +
+	"\x04time\x18\x19 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x1aX\n" +
+	"\rMetadataEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x121\n" +
+	"\x05value\x18\x02 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05value:\x028\x01B\n" +
+	"\n" +
+	"\b_successB\a\n" +
+	"\x05_body\"\xac\x04\n" +
 	"\x04Plan\x12\"\n" +
 	"\fconversation\x18\x01 \x01(\tR\fconversation\x12&\n" +
 	"\x0fsub_task_number\x18\x02 \x01(\x05R\rsubTaskNumber\x12$\n" +
@@ -2093,7 +2983,7 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"lastNumber\x12\x1c\n" +
 	"\tcompleted\x18\x03 \x01(\bR\tcompleted\x12;\n" +
 	"\vcreate_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"createTime\"\xed\x01\n" +
+	"createTime\"\xf7\x03\n" +
 	"\x13ListMessagesRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
 	"\fconversation\x18\x02 \x01(\tR\fconversation\x12\x14\n" +
@@ -2103,10 +2993,72 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\fcurrent_goal\x18\x05 \x01(\tR\vcurrentGoal\x12\x1b\n" +
 	"\tpage_size\x18\x06 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\a \x01(\tR\tpageToken\"}\n" +
+	"page_token\x18\a \x01(\tR\tpageToken\x12!\n" +
+	"\fnewest_first\x18\b \x01(\bR\vnewestFirst\x12!\n" +
+	"\fafter_number\x18\t \x01(\x03R\vafterNumber\x12#\n" +
+	"\rbefore_number\x18\n" +
+	" \x01(\x03R\fbeforeNumber\x129\n" +
+	"\n" +
+	"after_time\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\tafterTime\x12;\n" +
+	"\vbefore_time\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"beforeTime\x12%\n" +
+	"\x0ewithout_bodies\x18\r \x01(\bR\rwithoutBodies\"}\n" +
 	"\x14ListMessagesResponse\x12=\n" +
 	"\bmessages\x18\x01 \x03(\v2!.memstream.v1.ConversationMessageR\bmessages\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"Y\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x84\x02\n" +
+	"\x15AppendMessagesRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
+	"\fconversation\x18\x02 \x01(\tR\fconversation\x12=\n" +
+	"\bmessages\x18\x03 \x03(\v2!.memstream.v1.ConversationMessageR\bmessages\x12!\n" +
+	"\vlast_number\x18\x04 \x01(\x03H\x00R\n" +
+	"lastNumber\x12\x18\n" +
+	"\x06absent\x18\x05 \x01(\bH\x00R\x06absent\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x06 \x01(\tR\trequestIdB\x0e\n" +
+	"\fprecondition\"\xac\x01\n" +
+	"\x16AppendMessagesResponse\x12\x18\n" +
+	"\anumbers\x18\x01 \x03(\x03R\anumbers\x12\x1a\n" +
+	"\bappended\x18\x02 \x01(\x05R\bappended\x12\x1f\n" +
+	"\vlast_number\x18\x03 \x01(\x03R\n" +
+	"lastNumber\x12;\n" +
+	"\vcreate_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"createTime\"m\n" +
+	"\x11GetMessageRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
+	"\fconversation\x18\x02 \x01(\tR\fconversation\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\x03R\x06number\"Q\n" +
+	"\x12GetMessageResponse\x12;\n" +
+	"\amessage\x18\x01 \x01(\v2!.memstream.v1.ConversationMessageR\amessage\"\x91\x01\n" +
+	"\x15ReplaceMessageRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12;\n" +
+	"\amessage\x18\x02 \x01(\v2!.memstream.v1.ConversationMessageR\amessage\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\"U\n" +
+	"\x16ReplaceMessageResponse\x12;\n" +
+	"\amessage\x18\x01 \x01(\v2!.memstream.v1.ConversationMessageR\amessage\"*\n" +
+	"\x0eMessageNumbers\x12\x18\n" +
+	"\anumbers\x18\x01 \x03(\x03R\anumbers\"\xf8\x01\n" +
+	"\x15RemoveMessagesRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
+	"\fconversation\x18\x02 \x01(\tR\fconversation\x128\n" +
+	"\anumbers\x18\x03 \x01(\v2\x1c.memstream.v1.MessageNumbersH\x00R\anumbers\x12\x18\n" +
+	"\x06oldest\x18\x04 \x01(\x03H\x00R\x06oldest\x12!\n" +
+	"\vfrom_number\x18\x05 \x01(\x03H\x00R\n" +
+	"fromNumber\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x06 \x01(\tR\trequestIdB\a\n" +
+	"\x05which\"S\n" +
+	"\x16RemoveMessagesResponse\x12\x18\n" +
+	"\aremoved\x18\x01 \x01(\x03R\aremoved\x12\x1f\n" +
+	"\vlast_number\x18\x02 \x01(\x03R\n" +
+	"lastNumber\"t\n" +
+	"\x11PopMessageRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
+	"\fconversation\x18\x02 \x01(\tR\fconversation\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\"Q\n" +
+	"\x12PopMessageResponse\x12;\n" +
+	"\amessage\x18\x01 \x01(\v2!.memstream.v1.ConversationMessageR\amessage\"Y\n" +
 	"\x15GetLastMessageRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
 	"\fconversation\x18\x02 \x01(\tR\fconversation\"U\n" +
@@ -2194,15 +3146,22 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\x12PLAN_STATE_WAITING\x10\x03\x12\x17\n" +
 	"\x13PLAN_STATE_RETRYING\x10\x04\x12\x15\n" +
 	"\x11PLAN_STATE_FAILED\x10\x05\x12\x17\n" +
-	"\x13PLAN_STATE_COMPLETE\x10\x062\xc9\b\n" +
+	"\x13PLAN_STATE_COMPLETE\x10\x062\x82\f\n" +
 	"\x13ConversationService\x12X\n" +
 	"\rAppendMessage\x12\".memstream.v1.AppendMessageRequest\x1a#.memstream.v1.AppendMessageResponse\x12d\n" +
-	"\x11ListConversations\x12&.memstream.v1.ListConversationsRequest\x1a'.memstream.v1.ListConversationsResponse\x12U\n" +
-	"\fListMessages\x12!.memstream.v1.ListMessagesRequest\x1a\".memstream.v1.ListMessagesResponse\x12[\n" +
+	"\x11ListConversations\x12&.memstream.v1.ListConversationsRequest\x1a'.memstream.v1.ListConversationsResponse\x12[\n" +
+	"\x0eAppendMessages\x12#.memstream.v1.AppendMessagesRequest\x1a$.memstream.v1.AppendMessagesResponse\x12U\n" +
+	"\fListMessages\x12!.memstream.v1.ListMessagesRequest\x1a\".memstream.v1.ListMessagesResponse\x12O\n" +
+	"\n" +
+	"GetMessage\x12\x1f.memstream.v1.GetMessageRequest\x1a .memstream.v1.GetMessageResponse\x12[\n" +
 	"\x0eGetLastMessage\x12#.memstream.v1.GetLastMessageRequest\x1a$.memstream.v1.GetLastMessageResponse\x12Z\n" +
 	"\rWatchMessages\x12\".memstream.v1.WatchMessagesRequest\x1a#.memstream.v1.WatchMessagesResponse0\x01\x12m\n" +
 	"\x14CompleteConversation\x12).memstream.v1.CompleteConversationRequest\x1a*.memstream.v1.CompleteConversationResponse\x12[\n" +
-	"\x0eDeleteMessages\x12#.memstream.v1.DeleteMessagesRequest\x1a$.memstream.v1.DeleteMessagesResponse\x12L\n" +
+	"\x0eReplaceMessage\x12#.memstream.v1.ReplaceMessageRequest\x1a$.memstream.v1.ReplaceMessageResponse\x12[\n" +
+	"\x0eDeleteMessages\x12#.memstream.v1.DeleteMessagesRequest\x1a$.memstream.v1.DeleteMessagesResponse\x12[\n" +
+	"\x0eRemoveMessages\x12#.memstream.v1.RemoveMessagesRequest\x1a$.memstream.v1.RemoveMessagesResponse\x12O\n" +
+	"\n" +
+	"PopMessage\x12\x1f.memstream.v1.PopMessageRequest\x1a .memstream.v1.PopMessageResponse\x12L\n" +
 	"\tSavePlans\x12\x1e.memstream.v1.SavePlansRequest\x1a\x1f.memstream.v1.SavePlansResponse\x12L\n" +
 	"\tListPlans\x12\x1e.memstream.v1.ListPlansRequest\x1a\x1f.memstream.v1.ListPlansResponse\x12O\n" +
 	"\n" +
@@ -2224,7 +3183,7 @@ func file_memstream_v1_conversation_service_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_conversation_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_memstream_v1_conversation_service_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_memstream_v1_conversation_service_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_memstream_v1_conversation_service_proto_goTypes = []any{
 	(PlanState)(0),                       // 0: memstream.v1.PlanState
 	(*ConversationMessage)(nil),          // 1: memstream.v1.ConversationMessage
@@ -2236,76 +3195,111 @@ var file_memstream_v1_conversation_service_proto_goTypes = []any{
 	(*Conversation)(nil),                 // 7: memstream.v1.Conversation
 	(*ListMessagesRequest)(nil),          // 8: memstream.v1.ListMessagesRequest
 	(*ListMessagesResponse)(nil),         // 9: memstream.v1.ListMessagesResponse
-	(*GetLastMessageRequest)(nil),        // 10: memstream.v1.GetLastMessageRequest
-	(*GetLastMessageResponse)(nil),       // 11: memstream.v1.GetLastMessageResponse
-	(*WatchMessagesRequest)(nil),         // 12: memstream.v1.WatchMessagesRequest
-	(*WatchMessagesResponse)(nil),        // 13: memstream.v1.WatchMessagesResponse
-	(*CompleteConversationRequest)(nil),  // 14: memstream.v1.CompleteConversationRequest
-	(*CompleteConversationResponse)(nil), // 15: memstream.v1.CompleteConversationResponse
-	(*DeleteMessagesRequest)(nil),        // 16: memstream.v1.DeleteMessagesRequest
-	(*DeleteMessagesResponse)(nil),       // 17: memstream.v1.DeleteMessagesResponse
-	(*SavePlansRequest)(nil),             // 18: memstream.v1.SavePlansRequest
-	(*SavePlansResponse)(nil),            // 19: memstream.v1.SavePlansResponse
-	(*ListPlansRequest)(nil),             // 20: memstream.v1.ListPlansRequest
-	(*ListPlansResponse)(nil),            // 21: memstream.v1.ListPlansResponse
-	(*UpdatePlanRequest)(nil),            // 22: memstream.v1.UpdatePlanRequest
-	(*UpdatePlanResponse)(nil),           // 23: memstream.v1.UpdatePlanResponse
-	(*CompletePlanRequest)(nil),          // 24: memstream.v1.CompletePlanRequest
-	(*CompletePlanResponse)(nil),         // 25: memstream.v1.CompletePlanResponse
-	(*RemovePlansRequest)(nil),           // 26: memstream.v1.RemovePlansRequest
-	(*RemovePlansResponse)(nil),          // 27: memstream.v1.RemovePlansResponse
-	(*timestamppb.Timestamp)(nil),        // 28: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),          // 29: google.protobuf.Duration
+	(*AppendMessagesRequest)(nil),        // 10: memstream.v1.AppendMessagesRequest
+	(*AppendMessagesResponse)(nil),       // 11: memstream.v1.AppendMessagesResponse
+	(*GetMessageRequest)(nil),            // 12: memstream.v1.GetMessageRequest
+	(*GetMessageResponse)(nil),           // 13: memstream.v1.GetMessageResponse
+	(*ReplaceMessageRequest)(nil),        // 14: memstream.v1.ReplaceMessageRequest
+	(*ReplaceMessageResponse)(nil),       // 15: memstream.v1.ReplaceMessageResponse
+	(*MessageNumbers)(nil),               // 16: memstream.v1.MessageNumbers
+	(*RemoveMessagesRequest)(nil),        // 17: memstream.v1.RemoveMessagesRequest
+	(*RemoveMessagesResponse)(nil),       // 18: memstream.v1.RemoveMessagesResponse
+	(*PopMessageRequest)(nil),            // 19: memstream.v1.PopMessageRequest
+	(*PopMessageResponse)(nil),           // 20: memstream.v1.PopMessageResponse
+	(*GetLastMessageRequest)(nil),        // 21: memstream.v1.GetLastMessageRequest
+	(*GetLastMessageResponse)(nil),       // 22: memstream.v1.GetLastMessageResponse
+	(*WatchMessagesRequest)(nil),         // 23: memstream.v1.WatchMessagesRequest
+	(*WatchMessagesResponse)(nil),        // 24: memstream.v1.WatchMessagesResponse
+	(*CompleteConversationRequest)(nil),  // 25: memstream.v1.CompleteConversationRequest
+	(*CompleteConversationResponse)(nil), // 26: memstream.v1.CompleteConversationResponse
+	(*DeleteMessagesRequest)(nil),        // 27: memstream.v1.DeleteMessagesRequest
+	(*DeleteMessagesResponse)(nil),       // 28: memstream.v1.DeleteMessagesResponse
+	(*SavePlansRequest)(nil),             // 29: memstream.v1.SavePlansRequest
+	(*SavePlansResponse)(nil),            // 30: memstream.v1.SavePlansResponse
+	(*ListPlansRequest)(nil),             // 31: memstream.v1.ListPlansRequest
+	(*ListPlansResponse)(nil),            // 32: memstream.v1.ListPlansResponse
+	(*UpdatePlanRequest)(nil),            // 33: memstream.v1.UpdatePlanRequest
+	(*UpdatePlanResponse)(nil),           // 34: memstream.v1.UpdatePlanResponse
+	(*CompletePlanRequest)(nil),          // 35: memstream.v1.CompletePlanRequest
+	(*CompletePlanResponse)(nil),         // 36: memstream.v1.CompletePlanResponse
+	(*RemovePlansRequest)(nil),           // 37: memstream.v1.RemovePlansRequest
+	(*RemovePlansResponse)(nil),          // 38: memstream.v1.RemovePlansResponse
+	nil,                                  // 39: memstream.v1.ConversationMessage.MetadataEntry
+	(*timestamppb.Timestamp)(nil),        // 40: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),          // 41: google.protobuf.Duration
+	(*MetadataValue)(nil),                // 42: memstream.v1.MetadataValue
 }
 var file_memstream_v1_conversation_service_proto_depIdxs = []int32{
-	28, // 0: memstream.v1.ConversationMessage.create_time:type_name -> google.protobuf.Timestamp
-	28, // 1: memstream.v1.ConversationMessage.update_time:type_name -> google.protobuf.Timestamp
-	0,  // 2: memstream.v1.Plan.state:type_name -> memstream.v1.PlanState
-	28, // 3: memstream.v1.Plan.create_time:type_name -> google.protobuf.Timestamp
-	28, // 4: memstream.v1.Plan.update_time:type_name -> google.protobuf.Timestamp
-	1,  // 5: memstream.v1.AppendMessageRequest.message:type_name -> memstream.v1.ConversationMessage
-	1,  // 6: memstream.v1.AppendMessageResponse.message:type_name -> memstream.v1.ConversationMessage
-	7,  // 7: memstream.v1.ListConversationsResponse.conversations:type_name -> memstream.v1.Conversation
-	28, // 8: memstream.v1.Conversation.create_time:type_name -> google.protobuf.Timestamp
-	1,  // 9: memstream.v1.ListMessagesResponse.messages:type_name -> memstream.v1.ConversationMessage
-	1,  // 10: memstream.v1.GetLastMessageResponse.message:type_name -> memstream.v1.ConversationMessage
-	29, // 11: memstream.v1.WatchMessagesRequest.progress_interval:type_name -> google.protobuf.Duration
-	1,  // 12: memstream.v1.WatchMessagesResponse.messages:type_name -> memstream.v1.ConversationMessage
-	2,  // 13: memstream.v1.SavePlansRequest.plans:type_name -> memstream.v1.Plan
-	2,  // 14: memstream.v1.SavePlansResponse.plans:type_name -> memstream.v1.Plan
-	2,  // 15: memstream.v1.ListPlansResponse.plans:type_name -> memstream.v1.Plan
-	0,  // 16: memstream.v1.UpdatePlanRequest.state:type_name -> memstream.v1.PlanState
-	2,  // 17: memstream.v1.UpdatePlanResponse.plan:type_name -> memstream.v1.Plan
-	2,  // 18: memstream.v1.CompletePlanResponse.plan:type_name -> memstream.v1.Plan
-	3,  // 19: memstream.v1.ConversationService.AppendMessage:input_type -> memstream.v1.AppendMessageRequest
-	5,  // 20: memstream.v1.ConversationService.ListConversations:input_type -> memstream.v1.ListConversationsRequest
-	8,  // 21: memstream.v1.ConversationService.ListMessages:input_type -> memstream.v1.ListMessagesRequest
-	10, // 22: memstream.v1.ConversationService.GetLastMessage:input_type -> memstream.v1.GetLastMessageRequest
-	12, // 23: memstream.v1.ConversationService.WatchMessages:input_type -> memstream.v1.WatchMessagesRequest
-	14, // 24: memstream.v1.ConversationService.CompleteConversation:input_type -> memstream.v1.CompleteConversationRequest
-	16, // 25: memstream.v1.ConversationService.DeleteMessages:input_type -> memstream.v1.DeleteMessagesRequest
-	18, // 26: memstream.v1.ConversationService.SavePlans:input_type -> memstream.v1.SavePlansRequest
-	20, // 27: memstream.v1.ConversationService.ListPlans:input_type -> memstream.v1.ListPlansRequest
-	22, // 28: memstream.v1.ConversationService.UpdatePlan:input_type -> memstream.v1.UpdatePlanRequest
-	24, // 29: memstream.v1.ConversationService.CompletePlan:input_type -> memstream.v1.CompletePlanRequest
-	26, // 30: memstream.v1.ConversationService.RemovePlans:input_type -> memstream.v1.RemovePlansRequest
-	4,  // 31: memstream.v1.ConversationService.AppendMessage:output_type -> memstream.v1.AppendMessageResponse
-	6,  // 32: memstream.v1.ConversationService.ListConversations:output_type -> memstream.v1.ListConversationsResponse
-	9,  // 33: memstream.v1.ConversationService.ListMessages:output_type -> memstream.v1.ListMessagesResponse
-	11, // 34: memstream.v1.ConversationService.GetLastMessage:output_type -> memstream.v1.GetLastMessageResponse
-	13, // 35: memstream.v1.ConversationService.WatchMessages:output_type -> memstream.v1.WatchMessagesResponse
-	15, // 36: memstream.v1.ConversationService.CompleteConversation:output_type -> memstream.v1.CompleteConversationResponse
-	17, // 37: memstream.v1.ConversationService.DeleteMessages:output_type -> memstream.v1.DeleteMessagesResponse
-	19, // 38: memstream.v1.ConversationService.SavePlans:output_type -> memstream.v1.SavePlansResponse
-	21, // 39: memstream.v1.ConversationService.ListPlans:output_type -> memstream.v1.ListPlansResponse
-	23, // 40: memstream.v1.ConversationService.UpdatePlan:output_type -> memstream.v1.UpdatePlanResponse
-	25, // 41: memstream.v1.ConversationService.CompletePlan:output_type -> memstream.v1.CompletePlanResponse
-	27, // 42: memstream.v1.ConversationService.RemovePlans:output_type -> memstream.v1.RemovePlansResponse
-	31, // [31:43] is the sub-list for method output_type
-	19, // [19:31] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	40, // 0: memstream.v1.ConversationMessage.create_time:type_name -> google.protobuf.Timestamp
+	40, // 1: memstream.v1.ConversationMessage.update_time:type_name -> google.protobuf.Timestamp
+	39, // 2: memstream.v1.ConversationMessage.metadata:type_name -> memstream.v1.ConversationMessage.MetadataEntry
+	40, // 3: memstream.v1.ConversationMessage.time:type_name -> google.protobuf.Timestamp
+	0,  // 4: memstream.v1.Plan.state:type_name -> memstream.v1.PlanState
+	40, // 5: memstream.v1.Plan.create_time:type_name -> google.protobuf.Timestamp
+	40, // 6: memstream.v1.Plan.update_time:type_name -> google.protobuf.Timestamp
+	1,  // 7: memstream.v1.AppendMessageRequest.message:type_name -> memstream.v1.ConversationMessage
+	1,  // 8: memstream.v1.AppendMessageResponse.message:type_name -> memstream.v1.ConversationMessage
+	7,  // 9: memstream.v1.ListConversationsResponse.conversations:type_name -> memstream.v1.Conversation
+	40, // 10: memstream.v1.Conversation.create_time:type_name -> google.protobuf.Timestamp
+	40, // 11: memstream.v1.ListMessagesRequest.after_time:type_name -> google.protobuf.Timestamp
+	40, // 12: memstream.v1.ListMessagesRequest.before_time:type_name -> google.protobuf.Timestamp
+	1,  // 13: memstream.v1.ListMessagesResponse.messages:type_name -> memstream.v1.ConversationMessage
+	1,  // 14: memstream.v1.AppendMessagesRequest.messages:type_name -> memstream.v1.ConversationMessage
+	40, // 15: memstream.v1.AppendMessagesResponse.create_time:type_name -> google.protobuf.Timestamp
+	1,  // 16: memstream.v1.GetMessageResponse.message:type_name -> memstream.v1.ConversationMessage
+	1,  // 17: memstream.v1.ReplaceMessageRequest.message:type_name -> memstream.v1.ConversationMessage
+	1,  // 18: memstream.v1.ReplaceMessageResponse.message:type_name -> memstream.v1.ConversationMessage
+	16, // 19: memstream.v1.RemoveMessagesRequest.numbers:type_name -> memstream.v1.MessageNumbers
+	1,  // 20: memstream.v1.PopMessageResponse.message:type_name -> memstream.v1.ConversationMessage
+	1,  // 21: memstream.v1.GetLastMessageResponse.message:type_name -> memstream.v1.ConversationMessage
+	41, // 22: memstream.v1.WatchMessagesRequest.progress_interval:type_name -> google.protobuf.Duration
+	1,  // 23: memstream.v1.WatchMessagesResponse.messages:type_name -> memstream.v1.ConversationMessage
+	2,  // 24: memstream.v1.SavePlansRequest.plans:type_name -> memstream.v1.Plan
+	2,  // 25: memstream.v1.SavePlansResponse.plans:type_name -> memstream.v1.Plan
+	2,  // 26: memstream.v1.ListPlansResponse.plans:type_name -> memstream.v1.Plan
+	0,  // 27: memstream.v1.UpdatePlanRequest.state:type_name -> memstream.v1.PlanState
+	2,  // 28: memstream.v1.UpdatePlanResponse.plan:type_name -> memstream.v1.Plan
+	2,  // 29: memstream.v1.CompletePlanResponse.plan:type_name -> memstream.v1.Plan
+	42, // 30: memstream.v1.ConversationMessage.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	3,  // 31: memstream.v1.ConversationService.AppendMessage:input_type -> memstream.v1.AppendMessageRequest
+	5,  // 32: memstream.v1.ConversationService.ListConversations:input_type -> memstream.v1.ListConversationsRequest
+	10, // 33: memstream.v1.ConversationService.AppendMessages:input_type -> memstream.v1.AppendMessagesRequest
+	8,  // 34: memstream.v1.ConversationService.ListMessages:input_type -> memstream.v1.ListMessagesRequest
+	12, // 35: memstream.v1.ConversationService.GetMessage:input_type -> memstream.v1.GetMessageRequest
+	21, // 36: memstream.v1.ConversationService.GetLastMessage:input_type -> memstream.v1.GetLastMessageRequest
+	23, // 37: memstream.v1.ConversationService.WatchMessages:input_type -> memstream.v1.WatchMessagesRequest
+	25, // 38: memstream.v1.ConversationService.CompleteConversation:input_type -> memstream.v1.CompleteConversationRequest
+	14, // 39: memstream.v1.ConversationService.ReplaceMessage:input_type -> memstream.v1.ReplaceMessageRequest
+	27, // 40: memstream.v1.ConversationService.DeleteMessages:input_type -> memstream.v1.DeleteMessagesRequest
+	17, // 41: memstream.v1.ConversationService.RemoveMessages:input_type -> memstream.v1.RemoveMessagesRequest
+	19, // 42: memstream.v1.ConversationService.PopMessage:input_type -> memstream.v1.PopMessageRequest
+	29, // 43: memstream.v1.ConversationService.SavePlans:input_type -> memstream.v1.SavePlansRequest
+	31, // 44: memstream.v1.ConversationService.ListPlans:input_type -> memstream.v1.ListPlansRequest
+	33, // 45: memstream.v1.ConversationService.UpdatePlan:input_type -> memstream.v1.UpdatePlanRequest
+	35, // 46: memstream.v1.ConversationService.CompletePlan:input_type -> memstream.v1.CompletePlanRequest
+	37, // 47: memstream.v1.ConversationService.RemovePlans:input_type -> memstream.v1.RemovePlansRequest
+	4,  // 48: memstream.v1.ConversationService.AppendMessage:output_type -> memstream.v1.AppendMessageResponse
+	6,  // 49: memstream.v1.ConversationService.ListConversations:output_type -> memstream.v1.ListConversationsResponse
+	11, // 50: memstream.v1.ConversationService.AppendMessages:output_type -> memstream.v1.AppendMessagesResponse
+	9,  // 51: memstream.v1.ConversationService.ListMessages:output_type -> memstream.v1.ListMessagesResponse
+	13, // 52: memstream.v1.ConversationService.GetMessage:output_type -> memstream.v1.GetMessageResponse
+	22, // 53: memstream.v1.ConversationService.GetLastMessage:output_type -> memstream.v1.GetLastMessageResponse
+	24, // 54: memstream.v1.ConversationService.WatchMessages:output_type -> memstream.v1.WatchMessagesResponse
+	26, // 55: memstream.v1.ConversationService.CompleteConversation:output_type -> memstream.v1.CompleteConversationResponse
+	15, // 56: memstream.v1.ConversationService.ReplaceMessage:output_type -> memstream.v1.ReplaceMessageResponse
+	28, // 57: memstream.v1.ConversationService.DeleteMessages:output_type -> memstream.v1.DeleteMessagesResponse
+	18, // 58: memstream.v1.ConversationService.RemoveMessages:output_type -> memstream.v1.RemoveMessagesResponse
+	20, // 59: memstream.v1.ConversationService.PopMessage:output_type -> memstream.v1.PopMessageResponse
+	30, // 60: memstream.v1.ConversationService.SavePlans:output_type -> memstream.v1.SavePlansResponse
+	32, // 61: memstream.v1.ConversationService.ListPlans:output_type -> memstream.v1.ListPlansResponse
+	34, // 62: memstream.v1.ConversationService.UpdatePlan:output_type -> memstream.v1.UpdatePlanResponse
+	36, // 63: memstream.v1.ConversationService.CompletePlan:output_type -> memstream.v1.CompletePlanResponse
+	38, // 64: memstream.v1.ConversationService.RemovePlans:output_type -> memstream.v1.RemovePlansResponse
+	48, // [48:65] is the sub-list for method output_type
+	31, // [31:48] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_conversation_service_proto_init() }
@@ -2313,15 +3307,25 @@ func file_memstream_v1_conversation_service_proto_init() {
 	if File_memstream_v1_conversation_service_proto != nil {
 		return
 	}
+	file_memstream_v1_fragment_proto_init()
 	file_memstream_v1_conversation_service_proto_msgTypes[0].OneofWrappers = []any{}
-	file_memstream_v1_conversation_service_proto_msgTypes[21].OneofWrappers = []any{}
+	file_memstream_v1_conversation_service_proto_msgTypes[9].OneofWrappers = []any{
+		(*AppendMessagesRequest_LastNumber)(nil),
+		(*AppendMessagesRequest_Absent)(nil),
+	}
+	file_memstream_v1_conversation_service_proto_msgTypes[16].OneofWrappers = []any{
+		(*RemoveMessagesRequest_Numbers)(nil),
+		(*RemoveMessagesRequest_Oldest)(nil),
+		(*RemoveMessagesRequest_FromNumber)(nil),
+	}
+	file_memstream_v1_conversation_service_proto_msgTypes[32].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_conversation_service_proto_rawDesc), len(file_memstream_v1_conversation_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   27,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

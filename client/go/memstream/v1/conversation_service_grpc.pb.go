@@ -23,11 +23,16 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	ConversationService_AppendMessage_FullMethodName        = "/memstream.v1.ConversationService/AppendMessage"
 	ConversationService_ListConversations_FullMethodName    = "/memstream.v1.ConversationService/ListConversations"
+	ConversationService_AppendMessages_FullMethodName       = "/memstream.v1.ConversationService/AppendMessages"
 	ConversationService_ListMessages_FullMethodName         = "/memstream.v1.ConversationService/ListMessages"
+	ConversationService_GetMessage_FullMethodName           = "/memstream.v1.ConversationService/GetMessage"
 	ConversationService_GetLastMessage_FullMethodName       = "/memstream.v1.ConversationService/GetLastMessage"
 	ConversationService_WatchMessages_FullMethodName        = "/memstream.v1.ConversationService/WatchMessages"
 	ConversationService_CompleteConversation_FullMethodName = "/memstream.v1.ConversationService/CompleteConversation"
+	ConversationService_ReplaceMessage_FullMethodName       = "/memstream.v1.ConversationService/ReplaceMessage"
 	ConversationService_DeleteMessages_FullMethodName       = "/memstream.v1.ConversationService/DeleteMessages"
+	ConversationService_RemoveMessages_FullMethodName       = "/memstream.v1.ConversationService/RemoveMessages"
+	ConversationService_PopMessage_FullMethodName           = "/memstream.v1.ConversationService/PopMessage"
 	ConversationService_SavePlans_FullMethodName            = "/memstream.v1.ConversationService/SavePlans"
 	ConversationService_ListPlans_FullMethodName            = "/memstream.v1.ConversationService/ListPlans"
 	ConversationService_UpdatePlan_FullMethodName           = "/memstream.v1.ConversationService/UpdatePlan"
@@ -40,23 +45,33 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
-// starts a conversation; until then all rpcs but AppendMessage, SavePlans, CompleteConversation and WatchMessages
-// answer CONVERSATION_NOT_FOUND.
+// starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
+// WatchMessages answer CONVERSATION_NOT_FOUND.
 type ConversationServiceClient interface {
 	// Appends a message; starts the conversation if necessary, and opens a completed one again.
 	AppendMessage(ctx context.Context, in *AppendMessageRequest, opts ...grpc.CallOption) (*AppendMessageResponse, error)
 	// Lists a namespace's conversations by name.
 	ListConversations(ctx context.Context, in *ListConversationsRequest, opts ...grpc.CallOption) (*ListConversationsResponse, error)
-	// Lists a conversation's messages in order: all, one agent's, or those between two agents.
+	// Appends several messages, all or none; starts the conversation if necessary, and opens a completed one again.
+	AppendMessages(ctx context.Context, in *AppendMessagesRequest, opts ...grpc.CallOption) (*AppendMessagesResponse, error)
+	// Lists a conversation's messages in order, or the newest first: all, one agent's, or those between two agents.
 	ListMessages(ctx context.Context, in *ListMessagesRequest, opts ...grpc.CallOption) (*ListMessagesResponse, error)
+	// Reads one message.
+	GetMessage(ctx context.Context, in *GetMessageRequest, opts ...grpc.CallOption) (*GetMessageResponse, error)
 	// Reads a conversation's last message.
 	GetLastMessage(ctx context.Context, in *GetLastMessageRequest, opts ...grpc.CallOption) (*GetLastMessageResponse, error)
 	// Streams a conversation's messages as they arrive; ends when the conversation is completed.
 	WatchMessages(ctx context.Context, in *WatchMessagesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchMessagesResponse], error)
 	// Marks a conversation completed: its watchers end. Starts the conversation if necessary.
 	CompleteConversation(ctx context.Context, in *CompleteConversationRequest, opts ...grpc.CallOption) (*CompleteConversationResponse, error)
+	// Replaces a message; it keeps its number and its place.
+	ReplaceMessage(ctx context.Context, in *ReplaceMessageRequest, opts ...grpc.CallOption) (*ReplaceMessageResponse, error)
 	// Deletes a conversation's messages; their numbers are not reused.
 	DeleteMessages(ctx context.Context, in *DeleteMessagesRequest, opts ...grpc.CallOption) (*DeleteMessagesResponse, error)
+	// Deletes some messages: by number, the oldest, or all from a number.
+	RemoveMessages(ctx context.Context, in *RemoveMessagesRequest, opts ...grpc.CallOption) (*RemoveMessagesResponse, error)
+	// Deletes the last message and returns it.
+	PopMessage(ctx context.Context, in *PopMessageRequest, opts ...grpc.CallOption) (*PopMessageResponse, error)
 	// Saves plans together.
 	SavePlans(ctx context.Context, in *SavePlansRequest, opts ...grpc.CallOption) (*SavePlansResponse, error)
 	// Lists a conversation's plans by number: all, some numbers, or those to do (TODO or RETRYING).
@@ -97,10 +112,30 @@ func (c *conversationServiceClient) ListConversations(ctx context.Context, in *L
 	return out, nil
 }
 
+func (c *conversationServiceClient) AppendMessages(ctx context.Context, in *AppendMessagesRequest, opts ...grpc.CallOption) (*AppendMessagesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AppendMessagesResponse)
+	err := c.cc.Invoke(ctx, ConversationService_AppendMessages_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *conversationServiceClient) ListMessages(ctx context.Context, in *ListMessagesRequest, opts ...grpc.CallOption) (*ListMessagesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListMessagesResponse)
 	err := c.cc.Invoke(ctx, ConversationService_ListMessages_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *conversationServiceClient) GetMessage(ctx context.Context, in *GetMessageRequest, opts ...grpc.CallOption) (*GetMessageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetMessageResponse)
+	err := c.cc.Invoke(ctx, ConversationService_GetMessage_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -146,10 +181,40 @@ func (c *conversationServiceClient) CompleteConversation(ctx context.Context, in
 	return out, nil
 }
 
+func (c *conversationServiceClient) ReplaceMessage(ctx context.Context, in *ReplaceMessageRequest, opts ...grpc.CallOption) (*ReplaceMessageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReplaceMessageResponse)
+	err := c.cc.Invoke(ctx, ConversationService_ReplaceMessage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *conversationServiceClient) DeleteMessages(ctx context.Context, in *DeleteMessagesRequest, opts ...grpc.CallOption) (*DeleteMessagesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeleteMessagesResponse)
 	err := c.cc.Invoke(ctx, ConversationService_DeleteMessages_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *conversationServiceClient) RemoveMessages(ctx context.Context, in *RemoveMessagesRequest, opts ...grpc.CallOption) (*RemoveMessagesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveMessagesResponse)
+	err := c.cc.Invoke(ctx, ConversationService_RemoveMessages_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *conversationServiceClient) PopMessage(ctx context.Context, in *PopMessageRequest, opts ...grpc.CallOption) (*PopMessageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PopMessageResponse)
+	err := c.cc.Invoke(ctx, ConversationService_PopMessage_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -211,23 +276,33 @@ func (c *conversationServiceClient) RemovePlans(ctx context.Context, in *RemoveP
 // for forward compatibility.
 //
 // Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
-// starts a conversation; until then all rpcs but AppendMessage, SavePlans, CompleteConversation and WatchMessages
-// answer CONVERSATION_NOT_FOUND.
+// starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
+// WatchMessages answer CONVERSATION_NOT_FOUND.
 type ConversationServiceServer interface {
 	// Appends a message; starts the conversation if necessary, and opens a completed one again.
 	AppendMessage(context.Context, *AppendMessageRequest) (*AppendMessageResponse, error)
 	// Lists a namespace's conversations by name.
 	ListConversations(context.Context, *ListConversationsRequest) (*ListConversationsResponse, error)
-	// Lists a conversation's messages in order: all, one agent's, or those between two agents.
+	// Appends several messages, all or none; starts the conversation if necessary, and opens a completed one again.
+	AppendMessages(context.Context, *AppendMessagesRequest) (*AppendMessagesResponse, error)
+	// Lists a conversation's messages in order, or the newest first: all, one agent's, or those between two agents.
 	ListMessages(context.Context, *ListMessagesRequest) (*ListMessagesResponse, error)
+	// Reads one message.
+	GetMessage(context.Context, *GetMessageRequest) (*GetMessageResponse, error)
 	// Reads a conversation's last message.
 	GetLastMessage(context.Context, *GetLastMessageRequest) (*GetLastMessageResponse, error)
 	// Streams a conversation's messages as they arrive; ends when the conversation is completed.
 	WatchMessages(*WatchMessagesRequest, grpc.ServerStreamingServer[WatchMessagesResponse]) error
 	// Marks a conversation completed: its watchers end. Starts the conversation if necessary.
 	CompleteConversation(context.Context, *CompleteConversationRequest) (*CompleteConversationResponse, error)
+	// Replaces a message; it keeps its number and its place.
+	ReplaceMessage(context.Context, *ReplaceMessageRequest) (*ReplaceMessageResponse, error)
 	// Deletes a conversation's messages; their numbers are not reused.
 	DeleteMessages(context.Context, *DeleteMessagesRequest) (*DeleteMessagesResponse, error)
+	// Deletes some messages: by number, the oldest, or all from a number.
+	RemoveMessages(context.Context, *RemoveMessagesRequest) (*RemoveMessagesResponse, error)
+	// Deletes the last message and returns it.
+	PopMessage(context.Context, *PopMessageRequest) (*PopMessageResponse, error)
 	// Saves plans together.
 	SavePlans(context.Context, *SavePlansRequest) (*SavePlansResponse, error)
 	// Lists a conversation's plans by number: all, some numbers, or those to do (TODO or RETRYING).
@@ -254,8 +329,14 @@ func (UnimplementedConversationServiceServer) AppendMessage(context.Context, *Ap
 func (UnimplementedConversationServiceServer) ListConversations(context.Context, *ListConversationsRequest) (*ListConversationsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListConversations not implemented")
 }
+func (UnimplementedConversationServiceServer) AppendMessages(context.Context, *AppendMessagesRequest) (*AppendMessagesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AppendMessages not implemented")
+}
 func (UnimplementedConversationServiceServer) ListMessages(context.Context, *ListMessagesRequest) (*ListMessagesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListMessages not implemented")
+}
+func (UnimplementedConversationServiceServer) GetMessage(context.Context, *GetMessageRequest) (*GetMessageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetMessage not implemented")
 }
 func (UnimplementedConversationServiceServer) GetLastMessage(context.Context, *GetLastMessageRequest) (*GetLastMessageResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetLastMessage not implemented")
@@ -266,8 +347,17 @@ func (UnimplementedConversationServiceServer) WatchMessages(*WatchMessagesReques
 func (UnimplementedConversationServiceServer) CompleteConversation(context.Context, *CompleteConversationRequest) (*CompleteConversationResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CompleteConversation not implemented")
 }
+func (UnimplementedConversationServiceServer) ReplaceMessage(context.Context, *ReplaceMessageRequest) (*ReplaceMessageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReplaceMessage not implemented")
+}
 func (UnimplementedConversationServiceServer) DeleteMessages(context.Context, *DeleteMessagesRequest) (*DeleteMessagesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteMessages not implemented")
+}
+func (UnimplementedConversationServiceServer) RemoveMessages(context.Context, *RemoveMessagesRequest) (*RemoveMessagesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveMessages not implemented")
+}
+func (UnimplementedConversationServiceServer) PopMessage(context.Context, *PopMessageRequest) (*PopMessageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PopMessage not implemented")
 }
 func (UnimplementedConversationServiceServer) SavePlans(context.Context, *SavePlansRequest) (*SavePlansResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SavePlans not implemented")
@@ -341,6 +431,24 @@ func _ConversationService_ListConversations_Handler(srv interface{}, ctx context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ConversationService_AppendMessages_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AppendMessagesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).AppendMessages(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_AppendMessages_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).AppendMessages(ctx, req.(*AppendMessagesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _ConversationService_ListMessages_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListMessagesRequest)
 	if err := dec(in); err != nil {
@@ -355,6 +463,24 @@ func _ConversationService_ListMessages_Handler(srv interface{}, ctx context.Cont
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ConversationServiceServer).ListMessages(ctx, req.(*ListMessagesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ConversationService_GetMessage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetMessageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).GetMessage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_GetMessage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).GetMessage(ctx, req.(*GetMessageRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -406,6 +532,24 @@ func _ConversationService_CompleteConversation_Handler(srv interface{}, ctx cont
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ConversationService_ReplaceMessage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReplaceMessageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).ReplaceMessage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_ReplaceMessage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).ReplaceMessage(ctx, req.(*ReplaceMessageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _ConversationService_DeleteMessages_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DeleteMessagesRequest)
 	if err := dec(in); err != nil {
@@ -420,6 +564,42 @@ func _ConversationService_DeleteMessages_Handler(srv interface{}, ctx context.Co
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(ConversationServiceServer).DeleteMessages(ctx, req.(*DeleteMessagesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ConversationService_RemoveMessages_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveMessagesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).RemoveMessages(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_RemoveMessages_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).RemoveMessages(ctx, req.(*RemoveMessagesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ConversationService_PopMessage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PopMessageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).PopMessage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_PopMessage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).PopMessage(ctx, req.(*PopMessageRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -530,8 +710,16 @@ var ConversationService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _ConversationService_ListConversations_Handler,
 		},
 		{
+			MethodName: "AppendMessages",
+			Handler:    _ConversationService_AppendMessages_Handler,
+		},
+		{
 			MethodName: "ListMessages",
 			Handler:    _ConversationService_ListMessages_Handler,
+		},
+		{
+			MethodName: "GetMessage",
+			Handler:    _ConversationService_GetMessage_Handler,
 		},
 		{
 			MethodName: "GetLastMessage",
@@ -542,8 +730,20 @@ var ConversationService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _ConversationService_CompleteConversation_Handler,
 		},
 		{
+			MethodName: "ReplaceMessage",
+			Handler:    _ConversationService_ReplaceMessage_Handler,
+		},
+		{
 			MethodName: "DeleteMessages",
 			Handler:    _ConversationService_DeleteMessages_Handler,
+		},
+		{
+			MethodName: "RemoveMessages",
+			Handler:    _ConversationService_RemoveMessages_Handler,
+		},
+		{
+			MethodName: "PopMessage",
+			Handler:    _ConversationService_PopMessage_Handler,
 		},
 		{
 			MethodName: "SavePlans",

@@ -58,12 +58,14 @@ const (
 	ErrorReason_ERROR_REASON_OPERATION_NOT_FOUND ErrorReason = 8
 	// There is no such conversation, message or plan.
 	ErrorReason_ERROR_REASON_CONVERSATION_NOT_FOUND ErrorReason = 9
-	// A memory of that name exists or, for an import, a conversation. What to do: exist_ok, or another name. Metadata
-	// `differs`: with exist_ok: the fields that differ from the request.
+	// A memory or, for an import or with `absent`, a conversation of that name exists. What to do: exist_ok, or another
+	// name. Metadata `differs`: with exist_ok: the fields that differ from the request.
 	ErrorReason_ERROR_REASON_MEMORY_EXISTS ErrorReason = 10
-	// A request_id was repeated with a different request. What to do: use a new one per request.
+	// A request_id was repeated with a different request, or the client_id of a message with another message. What to do:
+	// use a new one per request and per message.
 	ErrorReason_ERROR_REASON_REQUEST_ID_CONFLICT ErrorReason = 11
-	// The etag given is not the current one. What to do: read again, then decide. Metadata `etag`: the current one.
+	// The etag given is not the current one, or a conversation's last message is not the one of the precondition. What to
+	// do: read again, then decide. Metadata `etag`: the current one, or the number of the last message.
 	ErrorReason_ERROR_REASON_ETAG_MISMATCH ErrorReason = 12
 	// A newer stream of the same producer was opened. What to do: end this one; it is superseded.
 	ErrorReason_ERROR_REASON_PRODUCER_SUPERSEDED ErrorReason = 13

@@ -5084,7 +5084,7 @@ type ImportMemoriesRequest_Open struct {
 }
 
 type ImportMemoriesRequest_Lines struct {
-	// Whole JSON lines of an export.
+	// JSON lines of an export. A line may go on in the next message.
 	Lines []byte `protobuf:"bytes,2,opt,name=lines,proto3,oneof"`
 }
 

@@ -7,28 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Row,
-    Table,
-    delete,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, delete, insert, select
 
 from memstream_server.adapters.journal.database.database import Read, Write
-from memstream_server.adapters.journal.sql import bulk, codec, export_reads, import_staging
+from memstream_server.adapters.journal.sql import bulk, codec, export_reads, import_staging, messages
 from memstream_server.adapters.journal.sql.answers import put_answer
-from memstream_server.adapters.journal.sql.schema import conversations, key_range, messages, plans, row_key
+from memstream_server.adapters.journal.sql.messages import find_row, get_or_create, get_row, update_row
+from memstream_server.adapters.journal.sql.schema import conversations, key_range, plans, row_key
 from memstream_server.ports.conversations import (
     NEVER,
     TO_DO,
     AnswerOf,
+    Appended,
     ConversationName,
     ConversationScan,
     ConversationSummary,
@@ -38,10 +30,15 @@ from memstream_server.ports.conversations import (
     Plan,
     PlanChange,
     PlanQuery,
+    Precondition,
+    Removal,
+    Removed,
     Status,
 )
 
 T = TypeVar("T")
+_BYTES_OF_ROW = 4_096
+"""So many bytes of a body cost about as much as a row."""
 
 
 class SqlConversations:
@@ -55,14 +52,56 @@ class SqlConversations:
         self, conversation: ConversationName, message: Message, now_us: int, answer: AnswerOf[Message] = None
     ) -> Message:
         return await self._write_with_answer(
-            lambda c: _append_message(c, conversation, message, now_us), 3, True, answer
+            lambda c: messages.append_message(c, conversation, message, now_us),
+            3 + message.body_bytes // _BYTES_OF_ROW,
+            True,
+            answer,
+        )
+
+    async def append_messages(
+        self,
+        conversation: ConversationName,
+        given: Sequence[Message],
+        condition: Precondition,
+        now_us: int,
+        answer: AnswerOf[Appended] = None,
+    ) -> Appended:
+        return await self._write_with_answer(
+            lambda c: messages.append_messages(c, conversation, given, condition, now_us),
+            2 + len(given) + sum(one.body_bytes for one in given) // _BYTES_OF_ROW,
+            True,
+            answer,
         )
 
     async def list_messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
-        return await self._read(lambda c: _read_messages(c, conversation, query))
+        return await self._read(lambda c: messages.read_messages(c, conversation, query))
+
+    async def get_message(self, conversation: ConversationName, number: int) -> Message:
+        return await self._read(lambda c: messages.read_message(c, conversation, number))
 
     async def last_message(self, conversation: ConversationName) -> Message:
-        return await self._read(lambda c: _read_last_message(c, conversation))
+        return await self._read(lambda c: messages.read_last_message(c, conversation))
+
+    async def replace_message(
+        self, conversation: ConversationName, message: Message, now_us: int, answer: AnswerOf[Message] = None
+    ) -> Message:
+        return await self._write_with_answer(
+            lambda c: messages.replace_message(c, conversation, message, now_us),
+            3 + message.body_bytes // _BYTES_OF_ROW,
+            True,
+            answer,
+        )
+
+    async def remove_messages(
+        self, conversation: ConversationName, removal: Removal, answer: AnswerOf[Removed] = None
+    ) -> Removed:
+        rows = len(removal.numbers) or 1_000
+        return await self._write_with_answer(
+            lambda c: messages.remove_messages(c, conversation, removal), rows, False, answer
+        )
+
+    async def pop_message(self, conversation: ConversationName, answer: AnswerOf[Message] = None) -> Message:
+        return await self._write_with_answer(lambda c: messages.pop_message(c, conversation), 3, False, answer)
 
     async def get_status(self, conversation: ConversationName) -> Status:
         return await self._read(lambda c: _read_status(c, conversation))
@@ -73,7 +112,9 @@ class SqlConversations:
         await self._write_with_answer(lambda c: _complete_conversation(c, conversation, now_us), 2, False, answer)
 
     async def delete_messages(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
-        return await self._write_with_answer(lambda c: _delete_rows(c, messages, conversation), 1_000, False, answer)
+        return await self._write_with_answer(
+            lambda c: messages.delete_all_messages(c, conversation), 1_000, False, answer
+        )
 
     async def save_plans(
         self,
@@ -104,7 +145,7 @@ class SqlConversations:
         )
 
     async def remove_plans(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
-        return await self._write_with_answer(lambda c: _delete_rows(c, plans, conversation), 1_000, False, answer)
+        return await self._write_with_answer(lambda c: _remove_plans(c, conversation), 1_000, False, answer)
 
     async def list_names(self, namespace: str, after: str, limit: int) -> list[str]:
         return await self._read(lambda c: export_reads.list_conversation_names(c, namespace, after, limit))
@@ -115,7 +156,7 @@ class SqlConversations:
     async def stage_rows(
         self, staged: str, create_time_us: int, messages: Sequence[Message], plans: Sequence[Plan]
     ) -> None:
-        rows = 2 + len(messages) + len(plans)
+        rows = 2 + len(messages) + len(plans) + sum(one.body_bytes for one in messages) // _BYTES_OF_ROW
         await self._write(lambda c: import_staging.put_staged(c, staged, create_time_us, messages, plans), rows, True)
 
     async def publish_staged(self, staged: str, conversation: ConversationName, status: Status) -> None:
@@ -140,11 +181,6 @@ class SqlConversations:
 # ---- conversations
 
 
-def _find_row(connection: Connection, conversation: ConversationName) -> Row[Any] | None:
-    named = (conversations.c.namespace == conversation.namespace) & (conversations.c.name == conversation.name)
-    return connection.execute(select(conversations).where(named)).one_or_none()
-
-
 def _list_conversations(connection: Connection, namespace: str, after: str, limit: int) -> list[ConversationSummary]:
     columns = conversations.c
     statement = (
@@ -156,45 +192,17 @@ def _list_conversations(connection: Connection, namespace: str, after: str, limi
     return [ConversationSummary(*row) for row in connection.execute(statement)]
 
 
-def _get_number(connection: Connection, conversation: ConversationName) -> int:
-    found = _find_row(connection, conversation)
-    if found is None:
-        raise NotThere(f"there is no conversation {conversation}", conversation)
-    return int(found.number)
-
-
-def _get_or_create(connection: Connection, conversation: ConversationName, now_us: int) -> Row[Any]:
-    """The conversation's row, inserted if it does not exist."""
-    found = _find_row(connection, conversation)
-    if found is not None:
-        return found
-    row = {
-        "namespace": conversation.namespace,
-        "name": conversation.name,
-        "last_number": 0,
-        "completed": False,
-        "completions": 0,
-        "completed_number": 0,
-        "create_time_us": now_us,
-    }
-    return connection.execute(insert(conversations).returning(*conversations.c), row).one()
-
-
-def _update_row(connection: Connection, number: int, **values: int | bool) -> None:
-    connection.execute(update(conversations).where(conversations.c.number == number).values(**values))
-
-
 def _read_status(connection: Connection, conversation: ConversationName) -> Status:
-    found = _find_row(connection, conversation)
+    found = find_row(connection, conversation)
     if found is None:
         return NEVER
     return Status(found.last_number, bool(found.completed), found.completions, found.completed_number)
 
 
 def _complete_conversation(connection: Connection, conversation: ConversationName, now_us: int) -> None:
-    row = _get_or_create(connection, conversation, now_us)
+    row = get_or_create(connection, conversation, now_us)
     if not row.completed:
-        _update_row(
+        update_row(
             connection,
             row.number,
             completed=True,
@@ -203,65 +211,13 @@ def _complete_conversation(connection: Connection, conversation: ConversationNam
         )
 
 
-def _delete_rows(connection: Connection, table: Table, conversation: ConversationName) -> int:
-    """Delete all rows of a conversation in one transaction, because the answer has their number."""
-    low, high = key_range(_get_number(connection, conversation))
-    return connection.execute(delete(table).where(table.c.key.between(low, high))).rowcount
-
-
-# ---- messages
-
-
-def _append_message(connection: Connection, conversation: ConversationName, message: Message, now_us: int) -> Message:
-    row = _get_or_create(connection, conversation, now_us)
-    made = replace(message, number=row.last_number + 1, create_time_us=now_us, update_time_us=now_us)
-    _update_row(connection, row.number, last_number=made.number, completed=False)
-    values = {
-        "key": row_key(row.number, made.number),
-        "sender": made.sender,
-        "receiver": made.receiver,
-        "current_goal": made.current_goal,
-        "payload": codec.encode_message(made),
-    }
-    connection.execute(insert(messages), values)
-    return made
-
-
-def _read_messages(connection: Connection, conversation: ConversationName, query: MessageQuery) -> list[Message]:
-    number = _get_number(connection, conversation)
-    _, high = key_range(number)
-    wanted: list[ColumnElement[bool]] = [messages.c.key.between(row_key(number, query.after) + 1, high)]
-    if query.current_goal:
-        wanted.append(messages.c.current_goal == query.current_goal)
-    if query.agent:
-        sent = messages.c.sender == query.agent
-        got = messages.c.receiver == query.agent
-        if query.other_agent:
-            sent &= messages.c.receiver == query.other_agent
-            got &= messages.c.sender == query.other_agent
-        wanted.append(or_(sent, got))
-    statement = select(messages.c.payload).where(*wanted).order_by(messages.c.key).limit(query.limit)
-    return [codec.decode_message(blob) for blob in connection.execute(statement).scalars()]
-
-
-def _read_last_message(connection: Connection, conversation: ConversationName) -> Message:
-    low, high = key_range(_get_number(connection, conversation))
-    statement = (
-        select(messages.c.payload).where(messages.c.key.between(low, high)).order_by(messages.c.key.desc()).limit(1)
-    )
-    blob = connection.execute(statement).scalar_one_or_none()
-    if blob is None:
-        raise NotThere(f"the conversation {conversation} has no messages", conversation)
-    return codec.decode_message(blob)
-
-
 # ---- plans
 
 
 def _save_plans(
     connection: Connection, conversation: ConversationName, given: Sequence[Plan], now_us: int
 ) -> tuple[Plan, ...]:
-    row = _get_or_create(connection, conversation, now_us)
+    row = get_or_create(connection, conversation, now_us)
     saved = tuple(replace(plan, create_time_us=now_us, update_time_us=now_us) for plan in given)
     _put_plans(connection, row.number, saved)
     return saved
@@ -280,7 +236,7 @@ def _put_plans(connection: Connection, number: int, given: Sequence[Plan]) -> No
 
 
 def _read_plans(connection: Connection, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
-    number = _get_number(connection, conversation)
+    number = get_row(connection, conversation).number
     _, high = key_range(number)
     wanted: list[ColumnElement[bool]] = [plans.c.key.between(row_key(number, query.after) + 1, high)]
     if query.numbers:
@@ -291,10 +247,16 @@ def _read_plans(connection: Connection, conversation: ConversationName, query: P
     return [codec.decode_plan(blob) for blob in connection.execute(statement).scalars()]
 
 
+def _remove_plans(connection: Connection, conversation: ConversationName) -> int:
+    """Delete all rows in one transaction, because the answer has their number."""
+    low, high = key_range(get_row(connection, conversation, lock=True).number)
+    return connection.execute(delete(plans).where(plans.c.key.between(low, high))).rowcount
+
+
 def _change_plan(
     connection: Connection, conversation: ConversationName, sub_task: int, change: PlanChange, now_us: int
 ) -> Plan:
-    number = _get_number(connection, conversation)
+    number = get_row(connection, conversation).number
     statement = select(plans.c.payload).where(plans.c.key == row_key(number, sub_task))
     blob = connection.execute(statement).scalar_one_or_none()
     if blob is None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from functools import partial
 
 from memstream.v1 import conversation_service_pb2 as pb
+from memstream_server.core.json_text import find_fault
+from memstream_server.engine.runtime.threads import run_in_thread
 from memstream_server.ports.conversations import ConversationName, Message, Plan, PlanChange, PlanState
+from memstream_server.rpc import page_tokens
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import (
     Violations,
@@ -17,11 +21,14 @@ from memstream_server.rpc.validation import (
     not_negative,
     quote_text,
 )
-from memstream_server.rpc.wire.scalars import Enums, timestamp_message
+from memstream_server.rpc.wire.scalars import Enums, read_metadata, time_us, timestamp_message, write_metadata
 
 PLAN_STATES = Enums(pb.PlanState, PlanState)
 NUMBER_MAX = 2**31 - 1
 """The largest number of a sub-task."""
+MESSAGE_NUMBER_MAX = page_tokens.NUMBER_MAX
+_CHECKED_AT_ONCE = 65_536
+"""Bytes of a body that are checked on the event loop; at most half a millisecond."""
 _NUMBERS = re.compile(r"\s*(?:\d+\s*(?:,\s*\d+\s*)*)?")
 
 
@@ -62,11 +69,30 @@ def _no_constant(value: str) -> None:
     raise ValueError(f"{value} is no number of JSON")
 
 
-def read_message(found: Violations, message: pb.ConversationMessage, limits: Limits) -> Message:
-    """A message to append; the server assigns its number and times."""
-    at = "message."
+async def read_body(found: Violations, field: str, message: pb.ConversationMessage, limits: Limits) -> bytes | None:
+    """The body of a message: any JSON, as text that is kept unchanged."""
+    if not message.HasField("body"):
+        return None
+    body = message.body.encode()
+    if len(body) > limits.message_bytes_max:
+        found.add(field, f"has {len(body)} bytes, at most {limits.message_bytes_max} are allowed")
+    elif wrong := find_fault(body) if len(body) <= _CHECKED_AT_ONCE else await run_in_thread(partial(find_fault, body)):
+        found.add(field, f"is not JSON: {wrong}")
+    return body
+
+
+def read_message(
+    found: Violations,
+    message: pb.ConversationMessage,
+    body: bytes | None,
+    limits: Limits,
+    at: str = "message.",
+    *,
+    sent: bool = True,
+) -> Message:
+    """A message to store, with its checked body; the server assigns its number and times. `sent`: has a sender."""
     return Message(
-        sender=check_identifier(found, f"{at}sender", message.sender, limits, required=True),
+        sender=check_identifier(found, f"{at}sender", message.sender, limits, required=sent),
         receiver=check_identifier(found, f"{at}receiver", message.receiver, limits),
         role=check_identifier(found, f"{at}role", message.role, limits),
         content=check_text(found, f"{at}content", message.content, limits),
@@ -80,12 +106,24 @@ def read_message(found: Violations, message: pb.ConversationMessage, limits: Lim
         action_report=_check_json(found, f"{at}action_report", message.action_report, limits),
         model_name=check_identifier(found, f"{at}model_name", message.model_name, limits),
         resource_info=_check_json(found, f"{at}resource_info", message.resource_info, limits),
+        name=check_identifier(found, f"{at}name", message.name, limits),
+        tool_call_id=check_identifier(found, f"{at}tool_call_id", message.tool_call_id, limits),
+        client_id=check_identifier(found, f"{at}client_id", message.client_id, limits),
+        metadata=read_metadata(found, f"{at}metadata", message.metadata, limits),
+        time_us=time_us(found, f"{at}time", message.time) if message.HasField("time") else None,
+        body=body,
+        body_bytes=len(body or b""),
     )
+
+
+def message_number(found: Violations, field: str, value: int) -> int:
+    """Validates the number of a message."""
+    return int(check_bounds(found, field, value, 1, MESSAGE_NUMBER_MAX))
 
 
 def message_of(conversation: ConversationName, message: Message) -> pb.ConversationMessage:
     """The message of the contract."""
-    return pb.ConversationMessage(
+    made = pb.ConversationMessage(
         number=message.number,
         conversation=conversation.name,
         sender=message.sender,
@@ -104,7 +142,16 @@ def message_of(conversation: ConversationName, message: Message) -> pb.Conversat
         resource_info=message.resource_info,
         create_time=timestamp_message(message.create_time_us),
         update_time=timestamp_message(message.update_time_us),
+        body=None if message.body is None else message.body.decode(),
+        body_bytes=message.body_bytes,
+        name=message.name,
+        tool_call_id=message.tool_call_id,
+        client_id=message.client_id,
+        time=None if message.time_us is None else timestamp_message(message.time_us),
     )
+    if message.metadata:
+        write_metadata(made.metadata, message.metadata)
+    return made
 
 
 def read_plans(found: Violations, plans: Iterable[pb.Plan], conversation: str, limits: Limits) -> tuple[Plan, ...]:

@@ -23,6 +23,7 @@ recall_receipts: receipts of recalls
 versions: what fragments said before a commit replaced it
 outbox: the outbox of the vector index
 next_space_vectors: vectors in an embedding space that is not in force
+messages: messages of conversations, and the rows of these
 export_reads: reads a whole memory or conversation for an export
 import_staging: staging of imported conversations
 """

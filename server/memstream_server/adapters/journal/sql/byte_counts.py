@@ -13,7 +13,7 @@ that is killed loses one slice, and no server serves before all rows are counted
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import BigInteger, Connection, bindparam, cast, func, select
@@ -35,6 +35,7 @@ COUNTED = {
     "events": ("history", ("payload",)),
     "recall_receipts": ("receipts", ("payload",)),
     "messages": ("conversations", ("payload",)),
+    "message_bodies": ("conversations", ("body",)),
     "plans": ("conversations", ("payload",)),
     "requests": ("requests", ("request", "digest", "response")),
     "receipts": ("requests", ("hashes", "rejections", "outcomes")),
@@ -45,6 +46,7 @@ COUNTED = {
     "memories": ("memories", ("labels", "policy")),
 }
 """By table: the kind of its bytes, and the columns whose bytes count."""
+_OF_CONVERSATIONS = ("messages", "message_bodies", "plans")
 RECORDS = ("producers", "operations", "conflicts", "conversations", "memories")
 """Tables of texts. Most statements that update them change nothing that counts, and few rows."""
 _SHARD = {"sqlite": "0", "postgresql": "coalesce(nullif(current_setting('memstream.shard', true), ''), '0')::bigint"}
@@ -145,11 +147,17 @@ def list_removals(dialect: str) -> Iterator[str]:
     yield from (f"DROP FUNCTION IF EXISTS {name}() CASCADE" for name in sorted(made))
 
 
-def list_triggers(dialect: str) -> Iterator[str]:
-    """The statements that create the triggers."""
-    for table, (kind, columns) in COUNTED.items():
+def list_counters(dialect: str, tables: Iterable[str]) -> Iterator[str]:
+    """The statements that create the triggers that count the bytes of `tables`."""
+    for table in tables:
+        kind, columns = COUNTED[table]
         by_row = dialect == "sqlite" or table in RECORDS
         yield from (_row_counters(dialect, table, kind, columns) if by_row else _group_counters(table, kind, columns))
+
+
+def list_triggers(dialect: str, without: Container[str] = ()) -> Iterator[str]:
+    """The statements that create the triggers; `without` those of tables of later migrations."""
+    yield from list_counters(dialect, [table for table in COUNTED if table not in without])
     sums = ", ".join(
         f"{'CAST(' * (dialect != 'sqlite')}coalesce(sum({kind}), 0){' AS bigint)' * (dialect != 'sqlite')}"
         for kind in KINDS
@@ -193,7 +201,7 @@ def _owner(dialect: str, table: str, row: str) -> str:
         return f"nullif({row}.namespace, '')"  # empty: of the whole store
     by_number = ("anchors", "receipts", "producers", "conflicts")
     number = f"{row}.memory" if table in by_number else f"({row}.key >> 32)"
-    owners = "conversations" if table in ("messages", "plans") else "memories"
+    owners = "conversations" if table in _OF_CONVERSATIONS else "memories"
     known = f"(SELECT {_STAGED.format('o')} FROM {owners} AS o WHERE o.number = {number})"
     if owners == "conversations":
         return known

@@ -17,6 +17,7 @@ from memstream_server.adapters.journal.sql.fragment_reads import (
     read_fragments,
     resolve_anchors,
 )
+from memstream_server.adapters.journal.sql.messages import scan_messages
 from memstream_server.adapters.journal.sql.reads import decode_record, get_row, read_spaces
 from memstream_server.adapters.journal.sql.schema import (
     anchors,
@@ -154,7 +155,8 @@ def scan_conversation(connection: Connection, named: ConversationName, visit: Ca
         return connection.execute(statement).scalar_one()
 
     def messages_in() -> Iterator[Message]:
-        return (codec.decode_message(blob) for _, blob in _read_rows(connection, messages, low, high))
+        records = (codec.decode_message(blob) for _, blob in _read_rows(connection, messages, low, high))
+        return scan_messages(connection, row.number, records)
 
     def plans_in() -> Iterator[Plan]:
         return (codec.decode_plan(blob) for _, blob in _read_rows(connection, plans, low, high))

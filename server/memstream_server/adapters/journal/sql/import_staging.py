@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, select, update
 
-from memstream_server.adapters.journal.sql import bulk, codec
-from memstream_server.adapters.journal.sql.schema import conversations, key_range, messages, plans, row_key
+from memstream_server.adapters.journal.sql import bulk, codec, messages
+from memstream_server.adapters.journal.sql.schema import conversations, key_range, plans, row_key
 from memstream_server.ports.conversations import ConversationName, Message, Plan, Status
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict
 
-_MESSAGES = bulk.build_insert(messages, ("key",))
 _PLANS = bulk.build_insert(plans, ("key",))
 
 
@@ -20,24 +19,8 @@ def put_staged(
 ) -> None:
     number = _find_number(connection, staged)
     if number is None:
-        row = {
-            "namespace": "",
-            "name": staged,
-            "last_number": 0,
-            "completed": False,
-            "completions": 0,
-            "completed_number": 0,
-            "create_time_us": create_time_us,
-        }
-        number = connection.execute(insert(conversations).returning(conversations.c.number), row).scalar_one()
-    bulk.write_rows(
-        connection,
-        _MESSAGES,
-        [
-            (row_key(number, one.number), one.sender, one.receiver, one.current_goal, codec.encode_message(one))
-            for one in new_messages
-        ],
-    )
+        number = messages.create_row(connection, "", staged, create_time_us).number
+    messages.put_staged(connection, number, new_messages)
     bulk.write_rows(
         connection,
         _PLANS,
@@ -71,8 +54,8 @@ def discard_staged(connection: Connection, staged: str) -> None:
     if number is None:
         return
     low, high = key_range(number)
-    for table in (messages, plans):
-        connection.execute(delete(table).where(table.c.key.between(low, high)))
+    messages.delete_range(connection, number)
+    connection.execute(delete(plans).where(plans.c.key.between(low, high)))
     connection.execute(delete(conversations).where(conversations.c.number == number))
 
 

@@ -326,6 +326,8 @@ conversations = Table(  # keys of messages and plans combine the conversation's 
     Column("completions", BigInteger, nullable=False),
     Column("completed_number", BigInteger, nullable=False),
     Column("create_time_us", BigInteger, nullable=False),
+    Column("message_time_us", BigInteger, nullable=False, server_default="0"),  # of the last message ever appended
+    Column("message_count", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("namespace", "name", name="conversations_name"),
     sqlite_autoincrement=True,
 )
@@ -337,7 +339,23 @@ messages = Table(
     Column("sender", TEXT, nullable=False),
     Column("receiver", TEXT, nullable=False),
     Column("current_goal", TEXT, nullable=False),
-    Column("payload", LargeBinary, nullable=False),
+    Column("payload", LargeBinary, nullable=False),  # with the body, if that is small
+    Column("conversation", BigInteger),  # null without a client id
+    Column("client_id", TEXT),
+)
+Index(
+    "messages_client_id",
+    messages.c.conversation,
+    messages.c.client_id,
+    unique=True,
+    sqlite_where=text("client_id IS NOT NULL"),
+)
+
+message_bodies = Table(  # large bodies: a list that needs none reads no page of them
+    "message_bodies",
+    metadata,
+    Column("key", BIG_KEY, primary_key=True, autoincrement=False),
+    Column("body", LargeBinary, nullable=False),
 )
 
 plans = Table(

@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, Connection, Row, bindparam, select
+from sqlalchemy import BigInteger, Connection, Row, bindparam, func, select
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.bulk import fetch_pages
-from memstream_server.adapters.journal.sql.schema import conversations, key_position, key_range, messages, plans
+from memstream_server.adapters.journal.sql.schema import (
+    conversations,
+    key_position,
+    key_range,
+    message_bodies,
+    messages,
+    plans,
+)
 from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal
 from memstream_server.ports.journal.errors import JournalError
 
@@ -20,9 +27,23 @@ if TYPE_CHECKING:
 _within = (bindparam("low", type_=BigInteger), bindparam("high", type_=BigInteger))
 _limit = bindparam("limit", type_=BigInteger)
 _MESSAGES = (
-    select(messages.c.key, messages.c.sender, messages.c.receiver, messages.c.current_goal, messages.c.payload)
+    select(
+        messages.c.key,
+        messages.c.sender,
+        messages.c.receiver,
+        messages.c.current_goal,
+        messages.c.conversation,
+        messages.c.client_id,
+        messages.c.payload,
+    )
     .where(messages.c.key.between(*_within))
     .order_by(messages.c.key)
+    .limit(_limit)
+)
+_BODIES = (
+    select(message_bodies.c.key, func.length(message_bodies.c.body))
+    .where(message_bodies.c.key.between(*_within))
+    .order_by(message_bodies.c.key)
     .limit(_limit)
 )
 _PLANS = (
@@ -78,27 +99,34 @@ def _check_status(checking: _ConversationCheck) -> None:
 
 
 def _check_messages(checking: _ConversationCheck) -> None:
-    """Messages are only deleted all at once, so numbers have no gap and end at the last one. An import that is staging
-    messages (empty namespace) has not written all of them yet."""
-    last = 0
-    for key, sender, receiver, current_goal, payload in fetch_pages(
+    """Numbers may have gaps: messages are deleted. Their count is right, and no number is above the last one; an import
+    that is staging messages (empty namespace) has not written that yet. Bodies belong to messages, whole."""
+    count = 0
+    bodies = dict(fetch_pages(checking.connection, _BODIES, *_key_range(checking)))
+    for key, sender, receiver, current_goal, conversation, client_id, payload in fetch_pages(
         checking.connection, _MESSAGES, *_key_range(checking)
     ):
         checking.report.count_checked("messages")
+        count += 1
         number = key_position(key)
-        if last and number != last + 1:
-            checking.add_violation("messages", f"message {number} follows {last}")
-        last = number
+        if checking.row.namespace and number > checking.row.last_number:
+            checking.add_violation("messages", f"message {number} is above the last number {checking.row.last_number}")
+        body_bytes = bodies.pop(key, None)
         try:
             message = codec.decode_message(payload)
         except JournalError as error:
             checking.add_violation("messages", f"message {number} cannot be read: {error}")
             continue
-        said = message.number, message.sender, message.receiver, message.current_goal
-        if said != (number, sender, receiver, current_goal):
+        said = message.number, message.sender, message.receiver, message.current_goal, message.client_id
+        named = (checking.row.number, message.client_id) if message.client_id else (None, None)
+        if said != (number, sender, receiver, current_goal, client_id or "") or named != (conversation, client_id):
             checking.add_violation("messages", f"message {number} has columns that differ from its record")
-    if last and checking.row.namespace and last != checking.row.last_number:
-        checking.add_violation("messages", f"messages end at {last}, the last number is {checking.row.last_number}")
+        if (body_bytes or len(message.body or b"")) != message.body_bytes:
+            checking.add_violation("messages", f"message {number} lacks its body of {message.body_bytes} bytes")
+    if count != checking.row.message_count:
+        checking.add_violation("messages", f"has {count} messages, {checking.row.message_count} are counted")
+    for key in bodies:
+        checking.add_violation("messages", f"message {key_position(key)} has a body and no record")
 
 
 def _check_plans(checking: _ConversationCheck) -> None:

@@ -21,6 +21,7 @@ from memstream_server.adapters.journal.sql.schema import (
     deletions,
     memories,
     memory_labels,
+    message_bodies,
     messages,
     plans,
 )
@@ -69,7 +70,7 @@ def verify_journal(
         with opened.engine.begin() as connection:
             check_operations(connection, report)
             _check_strays(connection, report, (*KEYED_TABLES, *NUMBERED_TABLES), (memories, deletions), "memory")
-            _check_strays(connection, report, (messages, plans), (conversations,), "conversation")
+            _check_strays(connection, report, (messages, message_bodies, plans), (conversations,), "conversation")
             _check_bytes(connection, report)
     except DBAPIError as error:
         report.add_violation("store", f"cannot be read: {opened.translate_error(error)}")

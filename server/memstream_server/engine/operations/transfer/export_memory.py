@@ -21,7 +21,13 @@ from memstream_server.core.values import Fragment, Structured, Tier
 from memstream_server.engine.errors import NOT_READ, JournalUnavailable, MemoryDeleted, MemoryNotFound, StorageIsFull
 from memstream_server.engine.operations.transfer import lines
 from memstream_server.engine.operations.transfer.disk_space import Disk
-from memstream_server.ports.conversations import ConversationName, ConversationScan, ConversationStore, NotThere
+from memstream_server.ports.conversations import (
+    ConversationName,
+    ConversationScan,
+    ConversationStore,
+    Message,
+    NotThere,
+)
 from memstream_server.ports.journal.errors import Conflict, JournalError
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import MemoryScan, StoredConflict
@@ -368,6 +374,12 @@ def _structured_line(structured: Structured | None) -> lines.StructuredLine | No
     return None if structured is None else lines.StructuredLine(**structured.parts())
 
 
+def _message_line(message: Message) -> lines.MessageLine:
+    given = {item.name: getattr(message, item.name) for item in fields(message) if item.name != "body_bytes"}
+    body = None if message.body is None else message.body.decode()
+    return lines.MessageLine(**given | {"metadata": dict(message.metadata), "body": body})
+
+
 def _write_conversation(
     named: ConversationName, scan: ConversationScan, file: IO[bytes], given: threading.Event, disk: Disk
 ) -> tuple[int, int]:
@@ -386,7 +398,7 @@ def _write_conversation(
         )
     )
     for message in scan.messages():
-        writer.write_line(lines.MessageLine(**{item.name: getattr(message, item.name) for item in fields(message)}))
+        writer.write_line(_message_line(message))
     for plan in scan.plans():
         writer.write_line(lines.PlanLine(**{item.name: getattr(plan, item.name) for item in fields(plan)}))
     writer.finish_file()

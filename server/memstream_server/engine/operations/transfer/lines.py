@@ -230,6 +230,13 @@ class MessageLine(_Line, tag="message", kw_only=True):
     resource_info: str = ""
     create_time_us: Time
     update_time_us: Time
+    name: str = ""
+    tool_call_id: str = ""
+    client_id: Annotated[str, Meta(pattern=rf"^[^\x00]*{_END}")] = ""
+    metadata: dict[str, MetadataValue] = {}
+    time_us: Time | None = None
+    body: str | None = None
+    """JSON, as text."""
 
 
 class PlanLine(_Line, tag="plan", kw_only=True):

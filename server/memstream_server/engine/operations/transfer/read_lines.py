@@ -24,7 +24,8 @@ from memstream_server.engine.operations.transfer.lines import (
 from memstream_server.engine.operations.transfer.upload import open_in_thread
 from memstream_server.ports.conversations import Message, Plan
 
-AHEAD = 256
+AHEAD, AHEAD_BYTES = 256, 4 << 20
+"""Lines, or about as many bytes, that are read at once."""
 L = TypeVar("L", FragmentLine, MessageLine, PlanLine)
 
 
@@ -69,9 +70,13 @@ class Reader:
             self._ahead.popleft()
 
     async def read_body(self, kind: type[L], limit: int) -> list[L]:
-        """The next lines of that type, at most `limit`."""
+        """The next lines of that type, at most `limit`, or about AHEAD_BYTES after the first."""
         found: list[L] = []
+        start: int | None = None
         while len(found) < limit and isinstance(line := await self.peek(), kind):
+            start = self._ahead[0][1] if start is None else start
+            if self._ahead[0][1] - start > AHEAD_BYTES:
+                break
             found.append(line)
             self._ahead.popleft()
         return found
@@ -84,10 +89,11 @@ class Reader:
 
     def _read_ahead(self) -> list[tuple[Line, int]]:
         found: list[tuple[Line, int]] = []
+        start = self._offset
         for raw in self._file:
             self._offset += len(raw)
             found.append((decode_line(raw), self._offset))
-            if len(found) == AHEAD:
+            if len(found) == AHEAD or self._offset - start > AHEAD_BYTES:
                 break
         return found
 
@@ -105,7 +111,9 @@ def lines_from(path: Path, offset: int) -> Iterator[Line]:
 
 def message_of(line: MessageLine) -> Message:
     """The message of a line."""
-    return Message(**msgspec.structs.asdict(line))
+    body = None if line.body is None else line.body.encode()
+    given = msgspec.structs.asdict(line) | {"metadata": tuple(line.metadata.items()), "body": body}
+    return Message(**given, body_bytes=len(body or b""))
 
 
 def plan_of(line: PlanLine) -> Plan:

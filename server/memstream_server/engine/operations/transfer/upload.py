@@ -18,6 +18,9 @@ from memstream_server.engine.operations.transfer.disk_space import Disk
 
 SUFFIX = ".import"
 
+LINE_BYTES_MAX = 16 << 20
+"""A line with a body of 4 MiB, each byte of it escaped, has half of it."""
+
 
 class Upload:
     """The lines of one import. `close` it; that deletes the file unless it was kept."""
@@ -30,10 +33,12 @@ class Upload:
         self._checker = Checker(terms)
         self._size = 0
         self._kept = False
+        self._rest = b""
+        """The beginning of a line that has not ended."""
         self._file = self.path.open("xb", buffering=0)
 
     def add_lines(self, lines: bytes) -> None:
-        """Add whole lines. Raises InvalidField, StorageIsFull."""
+        """Add lines; the last may go on in the next call. Raises InvalidField, StorageIsFull."""
         if not lines:
             return
         self._size += len(lines)
@@ -43,9 +48,11 @@ class Upload:
         try:
             *whole, rest = lines.split(b"\n")
             for raw in whole:
-                self._checker.check_line(raw)
-            if rest:
-                raise invalid_field("lines", "a message ends within a line: send whole lines")
+                self._checker.check_line(self._rest + raw)
+                self._rest = b""
+            self._rest += rest
+            if len(self._rest) > LINE_BYTES_MAX:
+                raise invalid_field("lines", f"a line has more than {LINE_BYTES_MAX} bytes")
             self._file.write(lines)
         except Malformed as error:
             raise malformed_error(error) from error
@@ -56,6 +63,8 @@ class Upload:
 
     def finish(self) -> Summary:
         """All lines have arrived. Raises InvalidField, StorageIsFull."""
+        if self._rest:
+            raise invalid_field("lines", "end within a line")
         try:
             summary = self._checker.summarize_export()
             os.fsync(self._file.fileno())

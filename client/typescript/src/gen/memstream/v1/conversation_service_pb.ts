@@ -8,16 +8,18 @@ import type { GenEnum, GenFile, GenMessage, GenService } from "@bufbuild/protobu
 import { enumDesc, fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
 import { file_google_protobuf_duration, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
+import type { MetadataValue } from "./fragment_pb.js";
+import { file_memstream_v1_fragment } from "./fragment_pb.js";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file memstream/v1/conversation_service.proto.
  */
 export const file_memstream_v1_conversation_service: GenFile = /*@__PURE__*/
-  fileDesc("CidtZW1zdHJlYW0vdjEvY29udmVyc2F0aW9uX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSKyAwoTQ29udmVyc2F0aW9uTWVzc2FnZRIOCgZudW1iZXIYASABKAMSFAoMY29udmVyc2F0aW9uGAIgASgJEg4KBnNlbmRlchgDIAEoCRIQCghyZWNlaXZlchgEIAEoCRIMCgRyb2xlGAUgASgJEg8KB2NvbnRlbnQYBiABKAkSDgoGcm91bmRzGAcgASgFEhQKB3N1Y2Nlc3MYCCABKAhIAIgBARIQCghhcHBfY29kZRgJIAEoCRIQCghhcHBfbmFtZRgKIAEoCRIUCgxjdXJyZW50X2dvYWwYCyABKAkSDwoHY29udGV4dBgMIAEoCRITCgtyZXZpZXdfaW5mbxgNIAEoCRIVCg1hY3Rpb25fcmVwb3J0GA4gASgJEhIKCm1vZGVsX25hbWUYDyABKAkSFQoNcmVzb3VyY2VfaW5mbxgQIAEoCRIvCgtjcmVhdGVfdGltZRgRIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdXBkYXRlX3RpbWUYEiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wQgoKCF9zdWNjZXNzIoEDCgRQbGFuEhQKDGNvbnZlcnNhdGlvbhgBIAEoCRIXCg9zdWJfdGFza19udW1iZXIYAiABKAUSFgoOc3ViX3Rhc2tfdGl0bGUYAyABKAkSGAoQc3ViX3Rhc2tfY29udGVudBgEIAEoCRIWCg5zdWJfdGFza19hZ2VudBgFIAEoCRIVCg1yZXNvdXJjZV9uYW1lGAYgASgJEgwKBHJlbHkYByABKAkSEwoLYWdlbnRfbW9kZWwYCCABKAkSEwoLcmV0cnlfdGltZXMYCSABKAUSFwoPbWF4X3JldHJ5X3RpbWVzGAogASgFEiYKBXN0YXRlGAsgASgOMhcubWVtc3RyZWFtLnYxLlBsYW5TdGF0ZRIOCgZyZXN1bHQYDCABKAkSLwoLY3JlYXRlX3RpbWUYDSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC3VwZGF0ZV90aW1lGA4gASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCJxChRBcHBlbmRNZXNzYWdlUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSMgoHbWVzc2FnZRgCIAEoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlEhIKCnJlcXVlc3RfaWQYAyABKAkiSwoVQXBwZW5kTWVzc2FnZVJlc3BvbnNlEjIKB21lc3NhZ2UYASABKAsyIS5tZW1zdHJlYW0udjEuQ29udmVyc2F0aW9uTWVzc2FnZSJUChhMaXN0Q29udmVyc2F0aW9uc1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhEKCXBhZ2Vfc2l6ZRgCIAEoBRISCgpwYWdlX3Rva2VuGAMgASgJImcKGUxpc3RDb252ZXJzYXRpb25zUmVzcG9uc2USMQoNY29udmVyc2F0aW9ucxgBIAMoCzIaLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb24SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJInUKDENvbnZlcnNhdGlvbhIMCgRuYW1lGAEgASgJEhMKC2xhc3RfbnVtYmVyGAIgASgDEhEKCWNvbXBsZXRlZBgDIAEoCBIvCgtjcmVhdGVfdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAinwEKE0xpc3RNZXNzYWdlc1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRINCgVhZ2VudBgDIAEoCRITCgtvdGhlcl9hZ2VudBgEIAEoCRIUCgxjdXJyZW50X2dvYWwYBSABKAkSEQoJcGFnZV9zaXplGAYgASgFEhIKCnBhZ2VfdG9rZW4YByABKAkiZAoUTGlzdE1lc3NhZ2VzUmVzcG9uc2USMwoIbWVzc2FnZXMYASADKAsyIS5tZW1zdHJlYW0udjEuQ29udmVyc2F0aW9uTWVzc2FnZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiQAoVR2V0TGFzdE1lc3NhZ2VSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkiTAoWR2V0TGFzdE1lc3NhZ2VSZXNwb25zZRIyCgdtZXNzYWdlGAEgASgLMiEubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbk1lc3NhZ2UiiwEKFFdhdGNoTWVzc2FnZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSFAoMYWZ0ZXJfbnVtYmVyGAMgASgDEjQKEXByb2dyZXNzX2ludGVydmFsGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIl8KFVdhdGNoTWVzc2FnZXNSZXNwb25zZRIzCghtZXNzYWdlcxgBIAMoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlEhEKCWNvbXBsZXRlZBgCIAEoCCJaChtDb21wbGV0ZUNvbnZlcnNhdGlvblJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJIh4KHENvbXBsZXRlQ29udmVyc2F0aW9uUmVzcG9uc2UiVAoVRGVsZXRlTWVzc2FnZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSEgoKcmVxdWVzdF9pZBgDIAEoCSIpChZEZWxldGVNZXNzYWdlc1Jlc3BvbnNlEg8KB2RlbGV0ZWQYASABKAMicgoQU2F2ZVBsYW5zUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEiEKBXBsYW5zGAMgAygLMhIubWVtc3RyZWFtLnYxLlBsYW4SEgoKcmVxdWVzdF9pZBgEIAEoCSI2ChFTYXZlUGxhbnNSZXNwb25zZRIhCgVwbGFucxgBIAMoCzISLm1lbXN0cmVhbS52MS5QbGFuIosBChBMaXN0UGxhbnNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSGAoQc3ViX3Rhc2tfbnVtYmVycxgDIAMoBRINCgV0b19kbxgEIAEoCBIRCglwYWdlX3NpemUYBSABKAUSEgoKcGFnZV90b2tlbhgGIAEoCSJPChFMaXN0UGxhbnNSZXNwb25zZRIhCgVwbGFucxgBIAMoCzISLm1lbXN0cmVhbS52MS5QbGFuEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSK1AgoRVXBkYXRlUGxhblJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRIXCg9zdWJfdGFza19udW1iZXIYAyABKAUSJgoFc3RhdGUYBCABKA4yFy5tZW1zdHJlYW0udjEuUGxhblN0YXRlEhgKC3JldHJ5X3RpbWVzGAUgASgFSACIAQESGwoOc3ViX3Rhc2tfYWdlbnQYBiABKAlIAYgBARIYCgthZ2VudF9tb2RlbBgHIAEoCUgCiAEBEhMKBnJlc3VsdBgIIAEoCUgDiAEBEhIKCnJlcXVlc3RfaWQYCSABKAlCDgoMX3JldHJ5X3RpbWVzQhEKD19zdWJfdGFza19hZ2VudEIOCgxfYWdlbnRfbW9kZWxCCQoHX3Jlc3VsdCI2ChJVcGRhdGVQbGFuUmVzcG9uc2USIAoEcGxhbhgBIAEoCzISLm1lbXN0cmVhbS52MS5QbGFuInsKE0NvbXBsZXRlUGxhblJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRIXCg9zdWJfdGFza19udW1iZXIYAyABKAUSDgoGcmVzdWx0GAQgASgJEhIKCnJlcXVlc3RfaWQYBSABKAkiOAoUQ29tcGxldGVQbGFuUmVzcG9uc2USIAoEcGxhbhgBIAEoCzISLm1lbXN0cmVhbS52MS5QbGFuIlEKElJlbW92ZVBsYW5zUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkiJgoTUmVtb3ZlUGxhbnNSZXNwb25zZRIPCgdyZW1vdmVkGAEgASgDKrUBCglQbGFuU3RhdGUSGgoWUExBTl9TVEFURV9VTlNQRUNJRklFRBAAEhMKD1BMQU5fU1RBVEVfVE9ETxABEhYKElBMQU5fU1RBVEVfUlVOTklORxACEhYKElBMQU5fU1RBVEVfV0FJVElORxADEhcKE1BMQU5fU1RBVEVfUkVUUllJTkcQBBIVChFQTEFOX1NUQVRFX0ZBSUxFRBAFEhcKE1BMQU5fU1RBVEVfQ09NUExFVEUQBjLJCAoTQ29udmVyc2F0aW9uU2VydmljZRJYCg1BcHBlbmRNZXNzYWdlEiIubWVtc3RyZWFtLnYxLkFwcGVuZE1lc3NhZ2VSZXF1ZXN0GiMubWVtc3RyZWFtLnYxLkFwcGVuZE1lc3NhZ2VSZXNwb25zZRJkChFMaXN0Q29udmVyc2F0aW9ucxImLm1lbXN0cmVhbS52MS5MaXN0Q29udmVyc2F0aW9uc1JlcXVlc3QaJy5tZW1zdHJlYW0udjEuTGlzdENvbnZlcnNhdGlvbnNSZXNwb25zZRJVCgxMaXN0TWVzc2FnZXMSIS5tZW1zdHJlYW0udjEuTGlzdE1lc3NhZ2VzUmVxdWVzdBoiLm1lbXN0cmVhbS52MS5MaXN0TWVzc2FnZXNSZXNwb25zZRJbCg5HZXRMYXN0TWVzc2FnZRIjLm1lbXN0cmVhbS52MS5HZXRMYXN0TWVzc2FnZVJlcXVlc3QaJC5tZW1zdHJlYW0udjEuR2V0TGFzdE1lc3NhZ2VSZXNwb25zZRJaCg1XYXRjaE1lc3NhZ2VzEiIubWVtc3RyZWFtLnYxLldhdGNoTWVzc2FnZXNSZXF1ZXN0GiMubWVtc3RyZWFtLnYxLldhdGNoTWVzc2FnZXNSZXNwb25zZTABEm0KFENvbXBsZXRlQ29udmVyc2F0aW9uEikubWVtc3RyZWFtLnYxLkNvbXBsZXRlQ29udmVyc2F0aW9uUmVxdWVzdBoqLm1lbXN0cmVhbS52MS5Db21wbGV0ZUNvbnZlcnNhdGlvblJlc3BvbnNlElsKDkRlbGV0ZU1lc3NhZ2VzEiMubWVtc3RyZWFtLnYxLkRlbGV0ZU1lc3NhZ2VzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5EZWxldGVNZXNzYWdlc1Jlc3BvbnNlEkwKCVNhdmVQbGFucxIeLm1lbXN0cmVhbS52MS5TYXZlUGxhbnNSZXF1ZXN0Gh8ubWVtc3RyZWFtLnYxLlNhdmVQbGFuc1Jlc3BvbnNlEkwKCUxpc3RQbGFucxIeLm1lbXN0cmVhbS52MS5MaXN0UGxhbnNSZXF1ZXN0Gh8ubWVtc3RyZWFtLnYxLkxpc3RQbGFuc1Jlc3BvbnNlEk8KClVwZGF0ZVBsYW4SHy5tZW1zdHJlYW0udjEuVXBkYXRlUGxhblJlcXVlc3QaIC5tZW1zdHJlYW0udjEuVXBkYXRlUGxhblJlc3BvbnNlElUKDENvbXBsZXRlUGxhbhIhLm1lbXN0cmVhbS52MS5Db21wbGV0ZVBsYW5SZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkNvbXBsZXRlUGxhblJlc3BvbnNlElIKC1JlbW92ZVBsYW5zEiAubWVtc3RyZWFtLnYxLlJlbW92ZVBsYW5zUmVxdWVzdBohLm1lbXN0cmVhbS52MS5SZW1vdmVQbGFuc1Jlc3BvbnNlQlkKEGRldi5tZW1zdHJlYW0udjFCGENvbnZlcnNhdGlvblNlcnZpY2VQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("CidtZW1zdHJlYW0vdjEvY29udmVyc2F0aW9uX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSLUBQoTQ29udmVyc2F0aW9uTWVzc2FnZRIOCgZudW1iZXIYASABKAMSFAoMY29udmVyc2F0aW9uGAIgASgJEg4KBnNlbmRlchgDIAEoCRIQCghyZWNlaXZlchgEIAEoCRIMCgRyb2xlGAUgASgJEg8KB2NvbnRlbnQYBiABKAkSDgoGcm91bmRzGAcgASgFEhQKB3N1Y2Nlc3MYCCABKAhIAIgBARIQCghhcHBfY29kZRgJIAEoCRIQCghhcHBfbmFtZRgKIAEoCRIUCgxjdXJyZW50X2dvYWwYCyABKAkSDwoHY29udGV4dBgMIAEoCRITCgtyZXZpZXdfaW5mbxgNIAEoCRIVCg1hY3Rpb25fcmVwb3J0GA4gASgJEhIKCm1vZGVsX25hbWUYDyABKAkSFQoNcmVzb3VyY2VfaW5mbxgQIAEoCRIvCgtjcmVhdGVfdGltZRgRIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdXBkYXRlX3RpbWUYEiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhEKBGJvZHkYEyABKAlIAYgBARISCgpib2R5X2J5dGVzGBQgASgDEgwKBG5hbWUYFSABKAkSFAoMdG9vbF9jYWxsX2lkGBYgASgJEhEKCWNsaWVudF9pZBgXIAEoCRJBCghtZXRhZGF0YRgYIAMoCzIvLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlLk1ldGFkYXRhRW50cnkSKAoEdGltZRgZIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAaTAoNTWV0YWRhdGFFbnRyeRILCgNrZXkYASABKAkSKgoFdmFsdWUYAiABKAsyGy5tZW1zdHJlYW0udjEuTWV0YWRhdGFWYWx1ZToCOAFCCgoIX3N1Y2Nlc3NCBwoFX2JvZHkigQMKBFBsYW4SFAoMY29udmVyc2F0aW9uGAEgASgJEhcKD3N1Yl90YXNrX251bWJlchgCIAEoBRIWCg5zdWJfdGFza190aXRsZRgDIAEoCRIYChBzdWJfdGFza19jb250ZW50GAQgASgJEhYKDnN1Yl90YXNrX2FnZW50GAUgASgJEhUKDXJlc291cmNlX25hbWUYBiABKAkSDAoEcmVseRgHIAEoCRITCgthZ2VudF9tb2RlbBgIIAEoCRITCgtyZXRyeV90aW1lcxgJIAEoBRIXCg9tYXhfcmV0cnlfdGltZXMYCiABKAUSJgoFc3RhdGUYCyABKA4yFy5tZW1zdHJlYW0udjEuUGxhblN0YXRlEg4KBnJlc3VsdBgMIAEoCRIvCgtjcmVhdGVfdGltZRgNIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdXBkYXRlX3RpbWUYDiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wInEKFEFwcGVuZE1lc3NhZ2VSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIyCgdtZXNzYWdlGAIgASgLMiEubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbk1lc3NhZ2USEgoKcmVxdWVzdF9pZBgDIAEoCSJLChVBcHBlbmRNZXNzYWdlUmVzcG9uc2USMgoHbWVzc2FnZRgBIAEoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlIlQKGExpc3RDb252ZXJzYXRpb25zUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSEQoJcGFnZV9zaXplGAIgASgFEhIKCnBhZ2VfdG9rZW4YAyABKAkiZwoZTGlzdENvbnZlcnNhdGlvbnNSZXNwb25zZRIxCg1jb252ZXJzYXRpb25zGAEgAygLMhoubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbhIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkidQoMQ29udmVyc2F0aW9uEgwKBG5hbWUYASABKAkSEwoLbGFzdF9udW1iZXIYAiABKAMSEQoJY29tcGxldGVkGAMgASgIEi8KC2NyZWF0ZV90aW1lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCLbAgoTTGlzdE1lc3NhZ2VzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEg0KBWFnZW50GAMgASgJEhMKC290aGVyX2FnZW50GAQgASgJEhQKDGN1cnJlbnRfZ29hbBgFIAEoCRIRCglwYWdlX3NpemUYBiABKAUSEgoKcGFnZV90b2tlbhgHIAEoCRIUCgxuZXdlc3RfZmlyc3QYCCABKAgSFAoMYWZ0ZXJfbnVtYmVyGAkgASgDEhUKDWJlZm9yZV9udW1iZXIYCiABKAMSLgoKYWZ0ZXJfdGltZRgLIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLYmVmb3JlX3RpbWUYDCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhYKDndpdGhvdXRfYm9kaWVzGA0gASgIImQKFExpc3RNZXNzYWdlc1Jlc3BvbnNlEjMKCG1lc3NhZ2VzGAEgAygLMiEubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbk1lc3NhZ2USFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIsIBChVBcHBlbmRNZXNzYWdlc1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRIzCghtZXNzYWdlcxgDIAMoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlEhUKC2xhc3RfbnVtYmVyGAQgASgDSAASEAoGYWJzZW50GAUgASgISAASEgoKcmVxdWVzdF9pZBgGIAEoCUIOCgxwcmVjb25kaXRpb24igQEKFkFwcGVuZE1lc3NhZ2VzUmVzcG9uc2USDwoHbnVtYmVycxgBIAMoAxIQCghhcHBlbmRlZBgCIAEoBRITCgtsYXN0X251bWJlchgDIAEoAxIvCgtjcmVhdGVfdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAiTAoRR2V0TWVzc2FnZVJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRIOCgZudW1iZXIYAyABKAMiSAoSR2V0TWVzc2FnZVJlc3BvbnNlEjIKB21lc3NhZ2UYASABKAsyIS5tZW1zdHJlYW0udjEuQ29udmVyc2F0aW9uTWVzc2FnZSJyChVSZXBsYWNlTWVzc2FnZVJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEjIKB21lc3NhZ2UYAiABKAsyIS5tZW1zdHJlYW0udjEuQ29udmVyc2F0aW9uTWVzc2FnZRISCgpyZXF1ZXN0X2lkGAMgASgJIkwKFlJlcGxhY2VNZXNzYWdlUmVzcG9uc2USMgoHbWVzc2FnZRgBIAEoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlIiEKDk1lc3NhZ2VOdW1iZXJzEg8KB251bWJlcnMYASADKAMitwEKFVJlbW92ZU1lc3NhZ2VzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEi8KB251bWJlcnMYAyABKAsyHC5tZW1zdHJlYW0udjEuTWVzc2FnZU51bWJlcnNIABIQCgZvbGRlc3QYBCABKANIABIVCgtmcm9tX251bWJlchgFIAEoA0gAEhIKCnJlcXVlc3RfaWQYBiABKAlCBwoFd2hpY2giPgoWUmVtb3ZlTWVzc2FnZXNSZXNwb25zZRIPCgdyZW1vdmVkGAEgASgDEhMKC2xhc3RfbnVtYmVyGAIgASgDIlAKEVBvcE1lc3NhZ2VSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSEgoKcmVxdWVzdF9pZBgDIAEoCSJIChJQb3BNZXNzYWdlUmVzcG9uc2USMgoHbWVzc2FnZRgBIAEoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlIkAKFUdldExhc3RNZXNzYWdlUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJIkwKFkdldExhc3RNZXNzYWdlUmVzcG9uc2USMgoHbWVzc2FnZRgBIAEoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlIosBChRXYXRjaE1lc3NhZ2VzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEhQKDGFmdGVyX251bWJlchgDIAEoAxI0ChFwcm9ncmVzc19pbnRlcnZhbBgEIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiJfChVXYXRjaE1lc3NhZ2VzUmVzcG9uc2USMwoIbWVzc2FnZXMYASADKAsyIS5tZW1zdHJlYW0udjEuQ29udmVyc2F0aW9uTWVzc2FnZRIRCgljb21wbGV0ZWQYAiABKAgiWgobQ29tcGxldGVDb252ZXJzYXRpb25SZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSEgoKcmVxdWVzdF9pZBgDIAEoCSIeChxDb21wbGV0ZUNvbnZlcnNhdGlvblJlc3BvbnNlIlQKFURlbGV0ZU1lc3NhZ2VzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkiKQoWRGVsZXRlTWVzc2FnZXNSZXNwb25zZRIPCgdkZWxldGVkGAEgASgDInIKEFNhdmVQbGFuc1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRIhCgVwbGFucxgDIAMoCzISLm1lbXN0cmVhbS52MS5QbGFuEhIKCnJlcXVlc3RfaWQYBCABKAkiNgoRU2F2ZVBsYW5zUmVzcG9uc2USIQoFcGxhbnMYASADKAsyEi5tZW1zdHJlYW0udjEuUGxhbiKLAQoQTGlzdFBsYW5zUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEhgKEHN1Yl90YXNrX251bWJlcnMYAyADKAUSDQoFdG9fZG8YBCABKAgSEQoJcGFnZV9zaXplGAUgASgFEhIKCnBhZ2VfdG9rZW4YBiABKAkiTwoRTGlzdFBsYW5zUmVzcG9uc2USIQoFcGxhbnMYASADKAsyEi5tZW1zdHJlYW0udjEuUGxhbhIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkitQIKEVVwZGF0ZVBsYW5SZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSFwoPc3ViX3Rhc2tfbnVtYmVyGAMgASgFEiYKBXN0YXRlGAQgASgOMhcubWVtc3RyZWFtLnYxLlBsYW5TdGF0ZRIYCgtyZXRyeV90aW1lcxgFIAEoBUgAiAEBEhsKDnN1Yl90YXNrX2FnZW50GAYgASgJSAGIAQESGAoLYWdlbnRfbW9kZWwYByABKAlIAogBARITCgZyZXN1bHQYCCABKAlIA4gBARISCgpyZXF1ZXN0X2lkGAkgASgJQg4KDF9yZXRyeV90aW1lc0IRCg9fc3ViX3Rhc2tfYWdlbnRCDgoMX2FnZW50X21vZGVsQgkKB19yZXN1bHQiNgoSVXBkYXRlUGxhblJlc3BvbnNlEiAKBHBsYW4YASABKAsyEi5tZW1zdHJlYW0udjEuUGxhbiJ7ChNDb21wbGV0ZVBsYW5SZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSFwoPc3ViX3Rhc2tfbnVtYmVyGAMgASgFEg4KBnJlc3VsdBgEIAEoCRISCgpyZXF1ZXN0X2lkGAUgASgJIjgKFENvbXBsZXRlUGxhblJlc3BvbnNlEiAKBHBsYW4YASABKAsyEi5tZW1zdHJlYW0udjEuUGxhbiJRChJSZW1vdmVQbGFuc1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJIiYKE1JlbW92ZVBsYW5zUmVzcG9uc2USDwoHcmVtb3ZlZBgBIAEoAyq1AQoJUGxhblN0YXRlEhoKFlBMQU5fU1RBVEVfVU5TUEVDSUZJRUQQABITCg9QTEFOX1NUQVRFX1RPRE8QARIWChJQTEFOX1NUQVRFX1JVTk5JTkcQAhIWChJQTEFOX1NUQVRFX1dBSVRJTkcQAxIXChNQTEFOX1NUQVRFX1JFVFJZSU5HEAQSFQoRUExBTl9TVEFURV9GQUlMRUQQBRIXChNQTEFOX1NUQVRFX0NPTVBMRVRFEAYyggwKE0NvbnZlcnNhdGlvblNlcnZpY2USWAoNQXBwZW5kTWVzc2FnZRIiLm1lbXN0cmVhbS52MS5BcHBlbmRNZXNzYWdlUmVxdWVzdBojLm1lbXN0cmVhbS52MS5BcHBlbmRNZXNzYWdlUmVzcG9uc2USZAoRTGlzdENvbnZlcnNhdGlvbnMSJi5tZW1zdHJlYW0udjEuTGlzdENvbnZlcnNhdGlvbnNSZXF1ZXN0GicubWVtc3RyZWFtLnYxLkxpc3RDb252ZXJzYXRpb25zUmVzcG9uc2USWwoOQXBwZW5kTWVzc2FnZXMSIy5tZW1zdHJlYW0udjEuQXBwZW5kTWVzc2FnZXNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkFwcGVuZE1lc3NhZ2VzUmVzcG9uc2USVQoMTGlzdE1lc3NhZ2VzEiEubWVtc3RyZWFtLnYxLkxpc3RNZXNzYWdlc1JlcXVlc3QaIi5tZW1zdHJlYW0udjEuTGlzdE1lc3NhZ2VzUmVzcG9uc2USTwoKR2V0TWVzc2FnZRIfLm1lbXN0cmVhbS52MS5HZXRNZXNzYWdlUmVxdWVzdBogLm1lbXN0cmVhbS52MS5HZXRNZXNzYWdlUmVzcG9uc2USWwoOR2V0TGFzdE1lc3NhZ2USIy5tZW1zdHJlYW0udjEuR2V0TGFzdE1lc3NhZ2VSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkdldExhc3RNZXNzYWdlUmVzcG9uc2USWgoNV2F0Y2hNZXNzYWdlcxIiLm1lbXN0cmVhbS52MS5XYXRjaE1lc3NhZ2VzUmVxdWVzdBojLm1lbXN0cmVhbS52MS5XYXRjaE1lc3NhZ2VzUmVzcG9uc2UwARJtChRDb21wbGV0ZUNvbnZlcnNhdGlvbhIpLm1lbXN0cmVhbS52MS5Db21wbGV0ZUNvbnZlcnNhdGlvblJlcXVlc3QaKi5tZW1zdHJlYW0udjEuQ29tcGxldGVDb252ZXJzYXRpb25SZXNwb25zZRJbCg5SZXBsYWNlTWVzc2FnZRIjLm1lbXN0cmVhbS52MS5SZXBsYWNlTWVzc2FnZVJlcXVlc3QaJC5tZW1zdHJlYW0udjEuUmVwbGFjZU1lc3NhZ2VSZXNwb25zZRJbCg5EZWxldGVNZXNzYWdlcxIjLm1lbXN0cmVhbS52MS5EZWxldGVNZXNzYWdlc1JlcXVlc3QaJC5tZW1zdHJlYW0udjEuRGVsZXRlTWVzc2FnZXNSZXNwb25zZRJbCg5SZW1vdmVNZXNzYWdlcxIjLm1lbXN0cmVhbS52MS5SZW1vdmVNZXNzYWdlc1JlcXVlc3QaJC5tZW1zdHJlYW0udjEuUmVtb3ZlTWVzc2FnZXNSZXNwb25zZRJPCgpQb3BNZXNzYWdlEh8ubWVtc3RyZWFtLnYxLlBvcE1lc3NhZ2VSZXF1ZXN0GiAubWVtc3RyZWFtLnYxLlBvcE1lc3NhZ2VSZXNwb25zZRJMCglTYXZlUGxhbnMSHi5tZW1zdHJlYW0udjEuU2F2ZVBsYW5zUmVxdWVzdBofLm1lbXN0cmVhbS52MS5TYXZlUGxhbnNSZXNwb25zZRJMCglMaXN0UGxhbnMSHi5tZW1zdHJlYW0udjEuTGlzdFBsYW5zUmVxdWVzdBofLm1lbXN0cmVhbS52MS5MaXN0UGxhbnNSZXNwb25zZRJPCgpVcGRhdGVQbGFuEh8ubWVtc3RyZWFtLnYxLlVwZGF0ZVBsYW5SZXF1ZXN0GiAubWVtc3RyZWFtLnYxLlVwZGF0ZVBsYW5SZXNwb25zZRJVCgxDb21wbGV0ZVBsYW4SIS5tZW1zdHJlYW0udjEuQ29tcGxldGVQbGFuUmVxdWVzdBoiLm1lbXN0cmVhbS52MS5Db21wbGV0ZVBsYW5SZXNwb25zZRJSCgtSZW1vdmVQbGFucxIgLm1lbXN0cmVhbS52MS5SZW1vdmVQbGFuc1JlcXVlc3QaIS5tZW1zdHJlYW0udjEuUmVtb3ZlUGxhbnNSZXNwb25zZUJZChBkZXYubWVtc3RyZWFtLnYxQhhDb252ZXJzYXRpb25TZXJ2aWNlUHJvdG9QAVopbWVtc3RyZWFtLmRldi9nby9tZW1zdHJlYW0vdjE7bWVtc3RyZWFtdjFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_memstream_v1_fragment]);
 
 /**
- * A message from one agent to another.
+ * A message of a conversation. Frameworks with messages of their own keep each in `body`; DB-GPT uses the texts.
  *
  * @generated from message memstream.v1.ConversationMessage
  */
@@ -37,7 +39,7 @@ export type ConversationMessage = Message<"memstream.v1.ConversationMessage"> & 
   conversation: string;
 
   /**
-   * Who sent it.
+   * Who sent it. AppendMessage requires it.
    *
    * @generated from field: string sender = 3;
    */
@@ -135,7 +137,7 @@ export type ConversationMessage = Message<"memstream.v1.ConversationMessage"> & 
   resourceInfo: string;
 
   /**
-   * When it was appended.
+   * When it was appended; times ascend with the numbers.
    *
    * @generated from field: google.protobuf.Timestamp create_time = 17;
    */
@@ -147,6 +149,56 @@ export type ConversationMessage = Message<"memstream.v1.ConversationMessage"> & 
    * @generated from field: google.protobuf.Timestamp update_time = 18;
    */
   updateTime?: Timestamp | undefined;
+
+  /**
+   * JSON of any kind, as text that the server keeps unchanged; at most `Limits.message_bytes_max` bytes. Unset in
+   * answers that have no bodies.
+   *
+   * @generated from field: optional string body = 19;
+   */
+  body?: string | undefined;
+
+  /**
+   * Bytes of the body; the server's. 0 without one.
+   *
+   * @generated from field: int64 body_bytes = 20;
+   */
+  bodyBytes: bigint;
+
+  /**
+   * Name of the participant or the tool.
+   *
+   * @generated from field: string name = 21;
+   */
+  name: string;
+
+  /**
+   * The tool call that it answers.
+   *
+   * @generated from field: string tool_call_id = 22;
+   */
+  toolCallId: string;
+
+  /**
+   * The client's id, unique in the conversation. A message that is there already is not appended again.
+   *
+   * @generated from field: string client_id = 23;
+   */
+  clientId: string;
+
+  /**
+   * The client's metadata. Keys are at most 128 bytes.
+   *
+   * @generated from field: map<string, memstream.v1.MetadataValue> metadata = 24;
+   */
+  metadata: { [key: string]: MetadataValue };
+
+  /**
+   * When it was said, by the client's clock.
+   *
+   * @generated from field: google.protobuf.Timestamp time = 25;
+   */
+  time?: Timestamp | undefined;
 };
 
 /**
@@ -310,7 +362,7 @@ export const AppendMessageRequestSchema: GenMessage<AppendMessageRequest> = /*@_
  */
 export type AppendMessageResponse = Message<"memstream.v1.AppendMessageResponse"> & {
   /**
-   * The message.
+   * The message, without its body.
    *
    * @generated from field: memstream.v1.ConversationMessage message = 1;
    */
@@ -483,6 +535,48 @@ export type ListMessagesRequest = Message<"memstream.v1.ListMessagesRequest"> & 
    * @generated from field: string page_token = 7;
    */
   pageToken: string;
+
+  /**
+   * Descending by number.
+   *
+   * @generated from field: bool newest_first = 8;
+   */
+  newestFirst: boolean;
+
+  /**
+   * Only messages above this number.
+   *
+   * @generated from field: int64 after_number = 9;
+   */
+  afterNumber: bigint;
+
+  /**
+   * Only messages below this number; 0 for any.
+   *
+   * @generated from field: int64 before_number = 10;
+   */
+  beforeNumber: bigint;
+
+  /**
+   * Only messages appended later than this.
+   *
+   * @generated from field: google.protobuf.Timestamp after_time = 11;
+   */
+  afterTime?: Timestamp | undefined;
+
+  /**
+   * Only messages appended earlier than this.
+   *
+   * @generated from field: google.protobuf.Timestamp before_time = 12;
+   */
+  beforeTime?: Timestamp | undefined;
+
+  /**
+   * Leave the bodies out.
+   *
+   * @generated from field: bool without_bodies = 13;
+   */
+  withoutBodies: boolean;
 };
 
 /**
@@ -521,6 +615,397 @@ export const ListMessagesResponseSchema: GenMessage<ListMessagesResponse> = /*@_
   messageDesc(file_memstream_v1_conversation_service, 8);
 
 /**
+ * Appends messages.
+ *
+ * @generated from message memstream.v1.AppendMessagesRequest
+ */
+export type AppendMessagesRequest = Message<"memstream.v1.AppendMessagesRequest"> & {
+  /**
+   * The namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The conversation.
+   *
+   * @generated from field: string conversation = 2;
+   */
+  conversation: string;
+
+  /**
+   * The messages in order, at most `Limits.batch_max`. Number, body_bytes and times of the server are ignored. One with
+   * the `client_id` of a message of the conversation must be equal to it, and is not appended again.
+   *
+   * @generated from field: repeated memstream.v1.ConversationMessage messages = 3;
+   */
+  messages: ConversationMessage[];
+
+  /**
+   * What must hold, or nothing is appended. It is not checked if all messages are there already.
+   *
+   * @generated from oneof memstream.v1.AppendMessagesRequest.precondition
+   */
+  precondition: {
+    /**
+     * The number of the conversation's last message; 0 if it has none. Otherwise the call ends with ETAG_MISMATCH.
+     *
+     * @generated from field: int64 last_number = 4;
+     */
+    value: bigint;
+    case: "lastNumber";
+  } | {
+    /**
+     * The conversation must not exist. Otherwise the call ends with MEMORY_EXISTS.
+     *
+     * @generated from field: bool absent = 5;
+     */
+    value: boolean;
+    case: "absent";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * A repeat with the same id returns the first answer.
+   *
+   * @generated from field: string request_id = 6;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message memstream.v1.AppendMessagesRequest.
+ * Use `create(AppendMessagesRequestSchema)` to create a new message.
+ */
+export const AppendMessagesRequestSchema: GenMessage<AppendMessagesRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 9);
+
+/**
+ * The messages are stored.
+ *
+ * @generated from message memstream.v1.AppendMessagesResponse
+ */
+export type AppendMessagesResponse = Message<"memstream.v1.AppendMessagesResponse"> & {
+  /**
+   * The number of each message, in the order of the request.
+   *
+   * @generated from field: repeated int64 numbers = 1;
+   */
+  numbers: bigint[];
+
+  /**
+   * How many were appended; the others were there already.
+   *
+   * @generated from field: int32 appended = 2;
+   */
+  appended: number;
+
+  /**
+   * The number of the last message.
+   *
+   * @generated from field: int64 last_number = 3;
+   */
+  lastNumber: bigint;
+
+  /**
+   * When these were appended. Unset if none was.
+   *
+   * @generated from field: google.protobuf.Timestamp create_time = 4;
+   */
+  createTime?: Timestamp | undefined;
+};
+
+/**
+ * Describes the message memstream.v1.AppendMessagesResponse.
+ * Use `create(AppendMessagesResponseSchema)` to create a new message.
+ */
+export const AppendMessagesResponseSchema: GenMessage<AppendMessagesResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 10);
+
+/**
+ * Which message to read.
+ *
+ * @generated from message memstream.v1.GetMessageRequest
+ */
+export type GetMessageRequest = Message<"memstream.v1.GetMessageRequest"> & {
+  /**
+   * The namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The conversation.
+   *
+   * @generated from field: string conversation = 2;
+   */
+  conversation: string;
+
+  /**
+   * The message's number.
+   *
+   * @generated from field: int64 number = 3;
+   */
+  number: bigint;
+};
+
+/**
+ * Describes the message memstream.v1.GetMessageRequest.
+ * Use `create(GetMessageRequestSchema)` to create a new message.
+ */
+export const GetMessageRequestSchema: GenMessage<GetMessageRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 11);
+
+/**
+ * The message.
+ *
+ * @generated from message memstream.v1.GetMessageResponse
+ */
+export type GetMessageResponse = Message<"memstream.v1.GetMessageResponse"> & {
+  /**
+   * The message, with its body.
+   *
+   * @generated from field: memstream.v1.ConversationMessage message = 1;
+   */
+  message?: ConversationMessage | undefined;
+};
+
+/**
+ * Describes the message memstream.v1.GetMessageResponse.
+ * Use `create(GetMessageResponseSchema)` to create a new message.
+ */
+export const GetMessageResponseSchema: GenMessage<GetMessageResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 12);
+
+/**
+ * Replaces a message.
+ *
+ * @generated from message memstream.v1.ReplaceMessageRequest
+ */
+export type ReplaceMessageRequest = Message<"memstream.v1.ReplaceMessageRequest"> & {
+  /**
+   * The namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The new message; its `conversation` and `number` name the one that it replaces.
+   *
+   * @generated from field: memstream.v1.ConversationMessage message = 2;
+   */
+  message?: ConversationMessage | undefined;
+
+  /**
+   * A repeat with the same id returns the first answer.
+   *
+   * @generated from field: string request_id = 3;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message memstream.v1.ReplaceMessageRequest.
+ * Use `create(ReplaceMessageRequestSchema)` to create a new message.
+ */
+export const ReplaceMessageRequestSchema: GenMessage<ReplaceMessageRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 13);
+
+/**
+ * The message is replaced.
+ *
+ * @generated from message memstream.v1.ReplaceMessageResponse
+ */
+export type ReplaceMessageResponse = Message<"memstream.v1.ReplaceMessageResponse"> & {
+  /**
+   * The new message, without its body.
+   *
+   * @generated from field: memstream.v1.ConversationMessage message = 1;
+   */
+  message?: ConversationMessage | undefined;
+};
+
+/**
+ * Describes the message memstream.v1.ReplaceMessageResponse.
+ * Use `create(ReplaceMessageResponseSchema)` to create a new message.
+ */
+export const ReplaceMessageResponseSchema: GenMessage<ReplaceMessageResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 14);
+
+/**
+ * Numbers of messages.
+ *
+ * @generated from message memstream.v1.MessageNumbers
+ */
+export type MessageNumbers = Message<"memstream.v1.MessageNumbers"> & {
+  /**
+   * The numbers, at most 1,000.
+   *
+   * @generated from field: repeated int64 numbers = 1;
+   */
+  numbers: bigint[];
+};
+
+/**
+ * Describes the message memstream.v1.MessageNumbers.
+ * Use `create(MessageNumbersSchema)` to create a new message.
+ */
+export const MessageNumbersSchema: GenMessage<MessageNumbers> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 15);
+
+/**
+ * Which messages to delete.
+ *
+ * @generated from message memstream.v1.RemoveMessagesRequest
+ */
+export type RemoveMessagesRequest = Message<"memstream.v1.RemoveMessagesRequest"> & {
+  /**
+   * The namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The conversation.
+   *
+   * @generated from field: string conversation = 2;
+   */
+  conversation: string;
+
+  /**
+   * Exactly one is set.
+   *
+   * @generated from oneof memstream.v1.RemoveMessagesRequest.which
+   */
+  which: {
+    /**
+     * These. Each must exist, or none is deleted.
+     *
+     * @generated from field: memstream.v1.MessageNumbers numbers = 3;
+     */
+    value: MessageNumbers;
+    case: "numbers";
+  } | {
+    /**
+     * The oldest: so many, or all if there are fewer.
+     *
+     * @generated from field: int64 oldest = 4;
+     */
+    value: bigint;
+    case: "oldest";
+  } | {
+    /**
+     * This number and all above it.
+     *
+     * @generated from field: int64 from_number = 5;
+     */
+    value: bigint;
+    case: "fromNumber";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * A repeat with the same id returns the first answer.
+   *
+   * @generated from field: string request_id = 6;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message memstream.v1.RemoveMessagesRequest.
+ * Use `create(RemoveMessagesRequestSchema)` to create a new message.
+ */
+export const RemoveMessagesRequestSchema: GenMessage<RemoveMessagesRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 16);
+
+/**
+ * The messages are gone.
+ *
+ * @generated from message memstream.v1.RemoveMessagesResponse
+ */
+export type RemoveMessagesResponse = Message<"memstream.v1.RemoveMessagesResponse"> & {
+  /**
+   * How many.
+   *
+   * @generated from field: int64 removed = 1;
+   */
+  removed: bigint;
+
+  /**
+   * The number of the last message that remains; 0 if none does.
+   *
+   * @generated from field: int64 last_number = 2;
+   */
+  lastNumber: bigint;
+};
+
+/**
+ * Describes the message memstream.v1.RemoveMessagesResponse.
+ * Use `create(RemoveMessagesResponseSchema)` to create a new message.
+ */
+export const RemoveMessagesResponseSchema: GenMessage<RemoveMessagesResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 17);
+
+/**
+ * Names a conversation.
+ *
+ * @generated from message memstream.v1.PopMessageRequest
+ */
+export type PopMessageRequest = Message<"memstream.v1.PopMessageRequest"> & {
+  /**
+   * The namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The conversation.
+   *
+   * @generated from field: string conversation = 2;
+   */
+  conversation: string;
+
+  /**
+   * A repeat with the same id returns the first answer.
+   *
+   * @generated from field: string request_id = 3;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message memstream.v1.PopMessageRequest.
+ * Use `create(PopMessageRequestSchema)` to create a new message.
+ */
+export const PopMessageRequestSchema: GenMessage<PopMessageRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 18);
+
+/**
+ * The message that was the last.
+ *
+ * @generated from message memstream.v1.PopMessageResponse
+ */
+export type PopMessageResponse = Message<"memstream.v1.PopMessageResponse"> & {
+  /**
+   * The message, with its body.
+   *
+   * @generated from field: memstream.v1.ConversationMessage message = 1;
+   */
+  message?: ConversationMessage | undefined;
+};
+
+/**
+ * Describes the message memstream.v1.PopMessageResponse.
+ * Use `create(PopMessageResponseSchema)` to create a new message.
+ */
+export const PopMessageResponseSchema: GenMessage<PopMessageResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 19);
+
+/**
  * Names a conversation.
  *
  * @generated from message memstream.v1.GetLastMessageRequest
@@ -546,7 +1031,7 @@ export type GetLastMessageRequest = Message<"memstream.v1.GetLastMessageRequest"
  * Use `create(GetLastMessageRequestSchema)` to create a new message.
  */
 export const GetLastMessageRequestSchema: GenMessage<GetLastMessageRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 9);
+  messageDesc(file_memstream_v1_conversation_service, 20);
 
 /**
  * Its last message.
@@ -567,7 +1052,7 @@ export type GetLastMessageResponse = Message<"memstream.v1.GetLastMessageRespons
  * Use `create(GetLastMessageResponseSchema)` to create a new message.
  */
 export const GetLastMessageResponseSchema: GenMessage<GetLastMessageResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 10);
+  messageDesc(file_memstream_v1_conversation_service, 21);
 
 /**
  * Which conversation to watch.
@@ -610,7 +1095,7 @@ export type WatchMessagesRequest = Message<"memstream.v1.WatchMessagesRequest"> 
  * Use `create(WatchMessagesRequestSchema)` to create a new message.
  */
 export const WatchMessagesRequestSchema: GenMessage<WatchMessagesRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 11);
+  messageDesc(file_memstream_v1_conversation_service, 22);
 
 /**
  * New messages.
@@ -638,7 +1123,7 @@ export type WatchMessagesResponse = Message<"memstream.v1.WatchMessagesResponse"
  * Use `create(WatchMessagesResponseSchema)` to create a new message.
  */
 export const WatchMessagesResponseSchema: GenMessage<WatchMessagesResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 12);
+  messageDesc(file_memstream_v1_conversation_service, 23);
 
 /**
  * Completes a conversation.
@@ -673,7 +1158,7 @@ export type CompleteConversationRequest = Message<"memstream.v1.CompleteConversa
  * Use `create(CompleteConversationRequestSchema)` to create a new message.
  */
 export const CompleteConversationRequestSchema: GenMessage<CompleteConversationRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 13);
+  messageDesc(file_memstream_v1_conversation_service, 24);
 
 /**
  * The conversation is completed.
@@ -688,7 +1173,7 @@ export type CompleteConversationResponse = Message<"memstream.v1.CompleteConvers
  * Use `create(CompleteConversationResponseSchema)` to create a new message.
  */
 export const CompleteConversationResponseSchema: GenMessage<CompleteConversationResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 14);
+  messageDesc(file_memstream_v1_conversation_service, 25);
 
 /**
  * Deletes messages.
@@ -723,7 +1208,7 @@ export type DeleteMessagesRequest = Message<"memstream.v1.DeleteMessagesRequest"
  * Use `create(DeleteMessagesRequestSchema)` to create a new message.
  */
 export const DeleteMessagesRequestSchema: GenMessage<DeleteMessagesRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 15);
+  messageDesc(file_memstream_v1_conversation_service, 26);
 
 /**
  * The messages are gone.
@@ -744,7 +1229,7 @@ export type DeleteMessagesResponse = Message<"memstream.v1.DeleteMessagesRespons
  * Use `create(DeleteMessagesResponseSchema)` to create a new message.
  */
 export const DeleteMessagesResponseSchema: GenMessage<DeleteMessagesResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 16);
+  messageDesc(file_memstream_v1_conversation_service, 27);
 
 /**
  * Saves plans.
@@ -786,7 +1271,7 @@ export type SavePlansRequest = Message<"memstream.v1.SavePlansRequest"> & {
  * Use `create(SavePlansRequestSchema)` to create a new message.
  */
 export const SavePlansRequestSchema: GenMessage<SavePlansRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 17);
+  messageDesc(file_memstream_v1_conversation_service, 28);
 
 /**
  * The plans as saved.
@@ -807,7 +1292,7 @@ export type SavePlansResponse = Message<"memstream.v1.SavePlansResponse"> & {
  * Use `create(SavePlansResponseSchema)` to create a new message.
  */
 export const SavePlansResponseSchema: GenMessage<SavePlansResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 18);
+  messageDesc(file_memstream_v1_conversation_service, 29);
 
 /**
  * Which plans to list.
@@ -863,7 +1348,7 @@ export type ListPlansRequest = Message<"memstream.v1.ListPlansRequest"> & {
  * Use `create(ListPlansRequestSchema)` to create a new message.
  */
 export const ListPlansRequestSchema: GenMessage<ListPlansRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 19);
+  messageDesc(file_memstream_v1_conversation_service, 30);
 
 /**
  * A page of plans.
@@ -891,7 +1376,7 @@ export type ListPlansResponse = Message<"memstream.v1.ListPlansResponse"> & {
  * Use `create(ListPlansResponseSchema)` to create a new message.
  */
 export const ListPlansResponseSchema: GenMessage<ListPlansResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 20);
+  messageDesc(file_memstream_v1_conversation_service, 31);
 
 /**
  * Changes a plan.
@@ -968,7 +1453,7 @@ export type UpdatePlanRequest = Message<"memstream.v1.UpdatePlanRequest"> & {
  * Use `create(UpdatePlanRequestSchema)` to create a new message.
  */
 export const UpdatePlanRequestSchema: GenMessage<UpdatePlanRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 21);
+  messageDesc(file_memstream_v1_conversation_service, 32);
 
 /**
  * The plan as changed.
@@ -989,7 +1474,7 @@ export type UpdatePlanResponse = Message<"memstream.v1.UpdatePlanResponse"> & {
  * Use `create(UpdatePlanResponseSchema)` to create a new message.
  */
 export const UpdatePlanResponseSchema: GenMessage<UpdatePlanResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 22);
+  messageDesc(file_memstream_v1_conversation_service, 33);
 
 /**
  * Completes a plan.
@@ -1038,7 +1523,7 @@ export type CompletePlanRequest = Message<"memstream.v1.CompletePlanRequest"> & 
  * Use `create(CompletePlanRequestSchema)` to create a new message.
  */
 export const CompletePlanRequestSchema: GenMessage<CompletePlanRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 23);
+  messageDesc(file_memstream_v1_conversation_service, 34);
 
 /**
  * The plan as completed.
@@ -1059,7 +1544,7 @@ export type CompletePlanResponse = Message<"memstream.v1.CompletePlanResponse"> 
  * Use `create(CompletePlanResponseSchema)` to create a new message.
  */
 export const CompletePlanResponseSchema: GenMessage<CompletePlanResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 24);
+  messageDesc(file_memstream_v1_conversation_service, 35);
 
 /**
  * Removes plans.
@@ -1094,7 +1579,7 @@ export type RemovePlansRequest = Message<"memstream.v1.RemovePlansRequest"> & {
  * Use `create(RemovePlansRequestSchema)` to create a new message.
  */
 export const RemovePlansRequestSchema: GenMessage<RemovePlansRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 25);
+  messageDesc(file_memstream_v1_conversation_service, 36);
 
 /**
  * The plans are gone.
@@ -1115,7 +1600,7 @@ export type RemovePlansResponse = Message<"memstream.v1.RemovePlansResponse"> & 
  * Use `create(RemovePlansResponseSchema)` to create a new message.
  */
 export const RemovePlansResponseSchema: GenMessage<RemovePlansResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 26);
+  messageDesc(file_memstream_v1_conversation_service, 37);
 
 /**
  * The state of a plan.
@@ -1181,8 +1666,8 @@ export const PlanStateSchema: GenEnum<PlanState> = /*@__PURE__*/
 
 /**
  * Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
- * starts a conversation; until then all rpcs but AppendMessage, SavePlans, CompleteConversation and WatchMessages
- * answer CONVERSATION_NOT_FOUND.
+ * starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
+ * WatchMessages answer CONVERSATION_NOT_FOUND.
  *
  * @generated from service memstream.v1.ConversationService
  */
@@ -1208,7 +1693,17 @@ export const ConversationService: GenService<{
     output: typeof ListConversationsResponseSchema;
   },
   /**
-   * Lists a conversation's messages in order: all, one agent's, or those between two agents.
+   * Appends several messages, all or none; starts the conversation if necessary, and opens a completed one again.
+   *
+   * @generated from rpc memstream.v1.ConversationService.AppendMessages
+   */
+  appendMessages: {
+    methodKind: "unary";
+    input: typeof AppendMessagesRequestSchema;
+    output: typeof AppendMessagesResponseSchema;
+  },
+  /**
+   * Lists a conversation's messages in order, or the newest first: all, one agent's, or those between two agents.
    *
    * @generated from rpc memstream.v1.ConversationService.ListMessages
    */
@@ -1216,6 +1711,16 @@ export const ConversationService: GenService<{
     methodKind: "unary";
     input: typeof ListMessagesRequestSchema;
     output: typeof ListMessagesResponseSchema;
+  },
+  /**
+   * Reads one message.
+   *
+   * @generated from rpc memstream.v1.ConversationService.GetMessage
+   */
+  getMessage: {
+    methodKind: "unary";
+    input: typeof GetMessageRequestSchema;
+    output: typeof GetMessageResponseSchema;
   },
   /**
    * Reads a conversation's last message.
@@ -1248,6 +1753,16 @@ export const ConversationService: GenService<{
     output: typeof CompleteConversationResponseSchema;
   },
   /**
+   * Replaces a message; it keeps its number and its place.
+   *
+   * @generated from rpc memstream.v1.ConversationService.ReplaceMessage
+   */
+  replaceMessage: {
+    methodKind: "unary";
+    input: typeof ReplaceMessageRequestSchema;
+    output: typeof ReplaceMessageResponseSchema;
+  },
+  /**
    * Deletes a conversation's messages; their numbers are not reused.
    *
    * @generated from rpc memstream.v1.ConversationService.DeleteMessages
@@ -1256,6 +1771,26 @@ export const ConversationService: GenService<{
     methodKind: "unary";
     input: typeof DeleteMessagesRequestSchema;
     output: typeof DeleteMessagesResponseSchema;
+  },
+  /**
+   * Deletes some messages: by number, the oldest, or all from a number.
+   *
+   * @generated from rpc memstream.v1.ConversationService.RemoveMessages
+   */
+  removeMessages: {
+    methodKind: "unary";
+    input: typeof RemoveMessagesRequestSchema;
+    output: typeof RemoveMessagesResponseSchema;
+  },
+  /**
+   * Deletes the last message and returns it.
+   *
+   * @generated from rpc memstream.v1.ConversationService.PopMessage
+   */
+  popMessage: {
+    methodKind: "unary";
+    input: typeof PopMessageRequestSchema;
+    output: typeof PopMessageResponseSchema;
   },
   /**
    * Saves plans together.

@@ -2821,7 +2821,7 @@ export type ImportMemoriesRequest = Message<"memstream.v1.ImportMemoriesRequest"
     case: "open";
   } | {
     /**
-     * Whole JSON lines of an export.
+     * JSON lines of an export. A line may go on in the next message.
      *
      * @generated from field: bytes lines = 2;
      */

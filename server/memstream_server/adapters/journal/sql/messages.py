@@ -1,0 +1,355 @@
+"""Messages of a conversation: appended in one order, listed by number or time, replaced and deleted.
+
+A list reads the records of its messages, then the bodies that fit. A body of up to BODY_INLINE_BYTES is in the record;
+a larger one has a row of its own, so that a list without bodies reads none of its pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, delete, insert, or_, select, update
+
+from memstream_server.adapters.journal.sql import bulk, codec
+from memstream_server.adapters.journal.sql.schema import (
+    conversations,
+    key_position,
+    key_range,
+    message_bodies,
+    messages,
+    row_key,
+)
+from memstream_server.ports.conversations import (
+    Appended,
+    ClientIdTaken,
+    ConversationExists,
+    ConversationName,
+    LastNumberDiffers,
+    Message,
+    MessageQuery,
+    NotThere,
+    Precondition,
+    Removal,
+    Removed,
+)
+
+BODY_INLINE_BYTES = 1_024
+_MESSAGES = bulk.build_insert(messages, ("key",))
+_BODIES = bulk.build_insert(message_bodies, ("key",))
+_RECORD = select(messages.c.key, messages.c.payload)
+
+
+# ---- conversations
+
+
+def find_row(connection: Connection, conversation: ConversationName, *, lock: bool = False) -> Row[Any] | None:
+    """The conversation's row; `lock`: other processes wait to change it until this transaction ends."""
+    named = (conversations.c.namespace == conversation.namespace) & (conversations.c.name == conversation.name)
+    statement = select(conversations).where(named)
+    return connection.execute(statement.with_for_update() if lock else statement).one_or_none()
+
+
+def get_row(connection: Connection, conversation: ConversationName, *, lock: bool = False) -> Row[Any]:
+    """Raises NotThere."""
+    found = find_row(connection, conversation, lock=lock)
+    if found is None:
+        raise NotThere(f"there is no conversation {conversation}", conversation)
+    return found
+
+
+def create_row(connection: Connection, namespace: str, name: str, now_us: int) -> Row[Any]:
+    row = {
+        "namespace": namespace,
+        "name": name,
+        "last_number": 0,
+        "completed": False,
+        "completions": 0,
+        "completed_number": 0,
+        "create_time_us": now_us,
+    }
+    return connection.execute(insert(conversations).returning(*conversations.c), row).one()
+
+
+def get_or_create(connection: Connection, conversation: ConversationName, now_us: int) -> Row[Any]:
+    """The conversation's row, inserted if it does not exist."""
+    found = find_row(connection, conversation, lock=True)
+    return found or create_row(connection, conversation.namespace, conversation.name, now_us)
+
+
+def update_row(connection: Connection, number: int, **values: int | bool) -> None:
+    connection.execute(update(conversations).where(conversations.c.number == number).values(**values))
+
+
+# ---- writes
+
+
+def append_message(connection: Connection, conversation: ConversationName, message: Message, now_us: int) -> Message:
+    done = append_messages(connection, conversation, [message], Precondition(), now_us)
+    if not done.count:
+        return read_message(connection, conversation, done.last_number)
+    return replace(
+        message, number=done.last_number, create_time_us=done.create_time_us, update_time_us=done.create_time_us
+    )
+
+
+def append_messages(
+    connection: Connection,
+    conversation: ConversationName,
+    given: Sequence[Message],
+    condition: Precondition,
+    now_us: int,
+) -> Appended:
+    row = find_row(connection, conversation, lock=True)
+    present = {} if row is None else _find_present(connection, row.number, given)
+    fresh = [one for one in given if one.client_id not in present]
+    if fresh:
+        _check_condition(connection, conversation, row, condition)
+        row = row or create_row(connection, conversation.namespace, conversation.name, now_us)
+    assert row is not None
+    time_us = max(now_us, row.message_time_us)
+    made = [
+        replace(one, number=row.last_number + place, create_time_us=time_us, update_time_us=time_us)
+        for place, one in enumerate(fresh, 1)
+    ]
+    last_number = row.last_number + len(made)
+    if made:
+        update_row(
+            connection,
+            row.number,
+            last_number=last_number,
+            completed=False,
+            message_time_us=time_us,
+            message_count=row.message_count + len(made),
+        )
+        write_messages(connection, row.number, made)
+    numbers = {id(old): new.number for old, new in zip(fresh, made, strict=True)}
+    found = tuple(present[one.client_id] if one.client_id in present else numbers[id(one)] for one in given)
+    return Appended(found, len(made), last_number if made else max(found, default=0), time_us)
+
+
+def put_staged(connection: Connection, number: int, given: Sequence[Message]) -> None:
+    """Add messages with their numbers and times to a conversation that is being imported."""
+    write_messages(connection, number, given)
+    _add_count(connection, number, len(given))
+    if given:
+        update_row(connection, number, message_time_us=max(one.create_time_us for one in given))
+
+
+def write_messages(connection: Connection, number: int, given: Iterable[Message]) -> None:
+    """Write messages with their numbers, in the place of those that have them."""
+    rows, bodies = [], []
+    for one in given:
+        key = row_key(number, one.number)
+        if one.body is not None and len(one.body) > BODY_INLINE_BYTES:
+            bodies.append((key, one.body))
+            one = replace(one, body=None)
+        named = (number, one.client_id) if one.client_id else (None, None)
+        rows.append((key, one.sender, one.receiver, one.current_goal, codec.encode_message(one), *named))
+    bulk.write_rows(connection, _MESSAGES, rows)
+    bulk.write_rows(connection, _BODIES, bodies)
+
+
+def replace_message(connection: Connection, conversation: ConversationName, message: Message, now_us: int) -> Message:
+    number = get_row(connection, conversation, lock=True).number
+    old = _read_record(connection, conversation, number, message.number)
+    if message.client_id:
+        owners = _find_numbers(connection, number, [message.client_id])
+        if owners.get(message.client_id, message.number) != message.number:
+            raise ClientIdTaken("another message of this conversation has the client_id")
+    made = replace(message, create_time_us=old.create_time_us, update_time_us=max(now_us, old.create_time_us))
+    connection.execute(delete(message_bodies).where(message_bodies.c.key == row_key(number, message.number)))
+    write_messages(connection, number, [made])
+    return made
+
+
+def remove_messages(connection: Connection, conversation: ConversationName, removal: Removal) -> Removed:
+    number = get_row(connection, conversation, lock=True).number
+    if removal.numbers:
+        count = _delete_numbers(connection, conversation, number, removal.numbers)
+    elif removal.oldest is not None:
+        count = _delete_oldest(connection, number, removal.oldest)
+    else:
+        assert removal.from_number is not None
+        count = delete_range(connection, number, removal.from_number)
+    return Removed(count, _last_number(connection, number))
+
+
+def pop_message(connection: Connection, conversation: ConversationName) -> Message:
+    number = get_row(connection, conversation, lock=True).number
+    found = read_last_message(connection, conversation)
+    delete_range(connection, number, found.number)
+    return found
+
+
+def delete_all_messages(connection: Connection, conversation: ConversationName) -> int:
+    return delete_range(connection, get_row(connection, conversation, lock=True).number)
+
+
+def delete_range(connection: Connection, number: int, first: int = 0, last: int | None = None) -> int:
+    """Delete the messages from `first` to `last`, in one transaction; how many."""
+    low, high = row_key(number, first), key_range(number)[1] if last is None else row_key(number, last)
+    connection.execute(delete(message_bodies).where(message_bodies.c.key.between(low, high)))
+    count = connection.execute(delete(messages).where(messages.c.key.between(low, high))).rowcount
+    _add_count(connection, number, -count)
+    return count
+
+
+def _add_count(connection: Connection, number: int, count: int) -> None:
+    counted = {"message_count": conversations.c.message_count + count}
+    connection.execute(update(conversations).where(conversations.c.number == number).values(counted))
+
+
+def _check_condition(
+    connection: Connection, conversation: ConversationName, row: Row[Any] | None, condition: Precondition
+) -> None:
+    if condition.absent and row is not None:
+        raise ConversationExists(conversation)
+    if condition.last_number is not None:
+        last = 0 if row is None else _last_number(connection, row.number)
+        if last != condition.last_number:
+            raise LastNumberDiffers(f"the last message of {conversation} is {last}", last)
+
+
+def _find_present(connection: Connection, number: int, given: Sequence[Message]) -> Mapping[str, int]:
+    """The number of each message that is there already, by client id. Raises ClientIdTaken if it is another one."""
+    wanted = {one.client_id: one for one in given if one.client_id}
+    present = _find_numbers(connection, number, list(wanted)) if wanted else {}
+    for client_id, place in present.items():
+        key = row_key(number, place)
+        blob = connection.execute(select(messages.c.payload).where(messages.c.key == key)).scalar_one()
+        (found,) = _with_bodies(connection, number, [codec.decode_message(blob)], 1)
+        if replace(found, number=0, create_time_us=0, update_time_us=0) != wanted[client_id]:
+            raise ClientIdTaken("another message of this conversation has the client_id")
+    return present
+
+
+def _find_numbers(connection: Connection, number: int, client_ids: Sequence[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for some in bulk.split_ids(client_ids):
+        named = (messages.c.conversation == number) & messages.c.client_id.in_(some)
+        for client_id, key in connection.execute(select(messages.c.client_id, messages.c.key).where(named)):
+            found[client_id] = key_position(key)
+    return found
+
+
+def _delete_numbers(connection: Connection, conversation: ConversationName, number: int, wanted: Sequence[int]) -> int:
+    keys = [row_key(number, one) for one in set(wanted)]
+    count = 0
+    for some in bulk.split_ids(keys):
+        connection.execute(delete(message_bodies).where(message_bodies.c.key.in_(some)))
+        count += connection.execute(delete(messages).where(messages.c.key.in_(some))).rowcount
+    _add_count(connection, number, -count)
+    if count < len(keys):
+        raise NotThere(f"the conversation {conversation} lacks {len(keys) - count} of these messages", conversation)
+    return count
+
+
+def _delete_oldest(connection: Connection, number: int, count: int) -> int:
+    within = select(messages.c.key).where(messages.c.key.between(*key_range(number))).order_by(messages.c.key)
+    last = connection.execute(within.limit(1).offset(count - 1)).scalar_one_or_none()
+    return delete_range(connection, number, 0, None if last is None else key_position(last))
+
+
+# ---- reads
+
+
+def read_messages(connection: Connection, conversation: ConversationName, query: MessageQuery) -> list[Message]:
+    number = get_row(connection, conversation).number
+    low, high = key_range(number)
+    low = row_key(number, query.after) + 1
+    if query.before is not None:
+        high = row_key(number, query.before) - 1
+    if query.after_us is not None:
+        low = max(low, row_key(number, _first_after(connection, number, query.after_us)))
+    if query.before_us is not None:
+        high = min(high, row_key(number, _first_after(connection, number, query.before_us - 1)) - 1)
+    wanted: list[ColumnElement[bool]] = [messages.c.key.between(low, high)]
+    if query.current_goal:
+        wanted.append(messages.c.current_goal == query.current_goal)
+    if query.agent:
+        sent = messages.c.sender == query.agent
+        got = messages.c.receiver == query.agent
+        if query.other_agent:
+            sent &= messages.c.receiver == query.other_agent
+            got &= messages.c.sender == query.other_agent
+        wanted.append(or_(sent, got))
+    order = messages.c.key.desc() if query.newest_first else messages.c.key
+    statement = select(messages.c.payload).where(*wanted).order_by(order).limit(query.limit)
+    found = [codec.decode_message(blob) for blob in connection.execute(statement).scalars()]
+    return list(_with_bodies(connection, number, found, query.bodies_max))
+
+
+def read_message(connection: Connection, conversation: ConversationName, wanted: int) -> Message:
+    number = get_row(connection, conversation).number
+    record = _read_record(connection, conversation, number, wanted)
+    (found,) = _with_bodies(connection, number, [record], 1)
+    return found
+
+
+def read_last_message(connection: Connection, conversation: ConversationName) -> Message:
+    number = get_row(connection, conversation).number
+    last = _last_number(connection, number)
+    if not last:
+        raise NotThere(f"the conversation {conversation} has no messages", conversation)
+    return read_message(connection, conversation, last)
+
+
+def scan_messages(connection: Connection, number: int, records: Iterable[Message]) -> Iterator[Message]:
+    """Each with its body, one body at a time."""
+    for record in records:
+        yield from _with_bodies(connection, number, [record], 1)
+
+
+def _read_record(connection: Connection, conversation: ConversationName, number: int, wanted: int) -> Message:
+    statement = select(messages.c.payload).where(messages.c.key == row_key(number, wanted))
+    blob = connection.execute(statement).scalar_one_or_none()
+    if blob is None:
+        raise NotThere(f"the conversation {conversation} has no message {wanted}", conversation)
+    return codec.decode_message(blob)
+
+
+def _last_number(connection: Connection, number: int) -> int:
+    within = messages.c.key.between(*key_range(number))
+    statement = select(messages.c.key).where(within).order_by(messages.c.key.desc()).limit(1)
+    last = connection.execute(statement).scalar_one_or_none()
+    return 0 if last is None else key_position(last)
+
+
+def _first_after(connection: Connection, number: int, time_us: int) -> int:
+    """The least number whose message, and all above, came later than `time_us`. Times ascend with the numbers."""
+    low, high = 0, _last_number(connection, number) + 1
+    end = row_key(number, high)
+    while low < high:
+        middle = (low + high) // 2
+        within = messages.c.key.between(row_key(number, middle), end)
+        found = connection.execute(_RECORD.where(within).order_by(messages.c.key).limit(1)).one_or_none()
+        if found is None or codec.decode_message(found.payload).create_time_us > time_us:
+            high = middle
+        else:
+            low = key_position(found.key) + 1
+    return low
+
+
+def _with_bodies(connection: Connection, number: int, found: Sequence[Message], bytes_max: int) -> Iterator[Message]:
+    """The messages; up to the one that exceeds `bytes_max`, and the first in any case, with their bodies."""
+    if not bytes_max:
+        yield from (replace(one, body=None) for one in found)
+        return
+    size, fitting = 0, 0
+    for one in found:
+        size += one.body_bytes
+        if fitting and size > bytes_max:
+            break
+        fitting += 1
+    keys = [row_key(number, one.number) for one in found[:fitting] if not one.is_whole]
+    read: dict[int, bytes] = {}
+    for some in bulk.split_ids(keys):
+        statement = select(message_bodies.c.key, message_bodies.c.body).where(message_bodies.c.key.in_(some))
+        read.update((key_position(key), bytes(body)) for key, body in connection.execute(statement))
+    for place, one in enumerate(found):
+        if place >= fitting:
+            yield replace(one, body=None) if one.body_bytes else one
+        else:
+            yield replace(one, body=read[one.number]) if one.number in read else one
