@@ -32,6 +32,7 @@ PAGE_MAX = 1_000
 BATCH_MAX = 1_024
 QUERIES_MAX = 64
 CONTENT_BYTES = 60_000
+BODY_BYTES = 1 << 20
 QUIET_S = 1.0
 """After this time without a message a stream counts as read."""
 METHODS: Sequence[MethodDescriptor] = [
@@ -132,6 +133,14 @@ def _message(world: World) -> conversations.ConversationMessage:
     )
 
 
+def _large_body(world: World, number: int = 0) -> conversations.ConversationMessage:
+    """Of as many values as fit: it costs most to check."""
+    body = "[" + "[],1," * (BODY_BYTES // 5 - 1) + "1]"
+    return conversations.ConversationMessage(
+        conversation=_CONVERSATION, number=number, name=world.new_name(), body=body
+    )
+
+
 def _put(world: World) -> fragment_pb2.Observation:
     return fragment_pb2.Observation(content=f"{world.new_name()} " * (CONTENT_BYTES // 12), external_id="the one")
 
@@ -202,6 +211,15 @@ ARGUMENTS: dict[str, Arguments] = {
     "ListConversations": lambda world: conversations.ListConversationsRequest(
         namespace=world.namespace, page_size=PAGE_MAX
     ),
+    "AppendMessages": lambda world: conversations.AppendMessagesRequest(
+        **world.conversation, messages=[_large_body(world)]
+    ),
+    "GetMessage": lambda world: conversations.GetMessageRequest(**world.conversation, number=1),
+    "ReplaceMessage": lambda world: conversations.ReplaceMessageRequest(
+        namespace=world.namespace, message=_large_body(world, number=1)
+    ),
+    "RemoveMessages": lambda world: conversations.RemoveMessagesRequest(**world.conversation, from_number=PAGE_MAX * 2),
+    "PopMessage": lambda world: conversations.PopMessageRequest(**world.conversation, request_id="pop"),
     "ListMessages": lambda world: conversations.ListMessagesRequest(**world.conversation, page_size=PAGE_MAX),
     "GetLastMessage": lambda world: conversations.GetLastMessageRequest(**world.conversation),
     "WatchMessages": lambda world: conversations.WatchMessagesRequest(**world.conversation),
