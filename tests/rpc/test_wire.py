@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import Stemmer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstream.v1 import error_pb2, event_pb2, fragment_pb2, memory_pb2
+from memstream.v1 import event_pb2, fragment_pb2, memory_pb2
 from memstream_server.core import policy as core
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.policy import Policy, iterate_tunables, with_value
@@ -20,6 +18,7 @@ from memstream_server.ports.journal.writing import Rejection
 from memstream_server.rpc.errors import (
     CODES,
     RETRY_S,
+    RULES,
     PageTokenInvalid,
     RoutingMismatch,
     status_of,
@@ -32,21 +31,10 @@ from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import fragments, observations, policies, scalars
 from tests.rpc.wire import unpacked
 
-CONTRACT = (Path(__file__).parents[2] / "protos/memstream/v1/error.proto").read_text(encoding="utf-8")
-DOCUMENTED = {
-    name: (code, "with RetryInfo" in rest)
-    for code, rest, name in re.findall(
-        r"// ([A-Z_]+)([.,](?:[^/]|/[^/]|\n\s*//)*?)\n\s*ERROR_REASON_(\w+) = [1-9]", CONTRACT
-    )
-}
 
-
-def test_every_reason_has_contract_code_and_retry() -> None:
-    reasons = {name.removeprefix("ERROR_REASON_") for name, _ in error_pb2.ErrorReason.items()}
-    reasons.discard("UNSPECIFIED")
-    assert set(DOCUMENTED) == reasons
-    assert {name: code.name for name, code in CODES.items()} == {name: code for name, (code, _) in DOCUMENTED.items()}
-    assert set(RETRY_S) == {name for name, (_, retry) in DOCUMENTED.items() if retry}
+def test_reasons_with_a_delay_are_transient() -> None:
+    assert RETRY_S
+    assert all(RULES[reason].transient and delay_s > 0 for reason, delay_s in RETRY_S.items())
 
 
 def test_every_engine_error_is_a_contract_reason() -> None:
