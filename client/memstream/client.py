@@ -72,7 +72,7 @@ def connect(
     `options`: further gRPC channel arguments; they override the SDK's.
     `tracing`: adds calls to your traces (`memstream.otel.Tracing()`).
     `any_loop`: every event loop of the process may use the client and what comes from it, also several at once, in any
-    thread: its work runs on the background loop of memstream.sync, which costs about 0.05 ms of CPU a call. For frameworks that
+    thread: its work runs on the background loop of memstream.sync, for about 0.05 ms of CPU a call. For frameworks that
     run your code in loops of their own. A call that is cancelled may have been done; `progress` and `token` functions
     are called on a background thread.
 
