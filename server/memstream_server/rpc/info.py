@@ -167,11 +167,12 @@ def _measure_ram() -> tuple[int, int]:
 def _measure(folder: Path) -> tuple[int, int, int]:
     """(bytes of the files below the folder, free bytes of its disk, bytes of the disk)."""
     size = 0
-    for path in folder.rglob("*"):
-        try:
-            size += path.stat().st_size if path.is_file() else 0
-        except OSError:  # removed meanwhile
-            continue
+    for place, _, names in os.walk(folder):  # unlike rglob, it passes by a folder that is removed meanwhile
+        for name in names:
+            try:
+                size += os.lstat(os.path.join(place, name)).st_size
+            except OSError:  # removed meanwhile
+                continue
     disk = shutil.disk_usage(folder)
     return size, disk.free, disk.total
 
