@@ -24,8 +24,8 @@ SERVER = ROOT / "server/memstream_server"
 TYPESCRIPT = ROOT / "client/typescript/src"
 WAY = ROOT / "benchmarks/way.py"
 CPU = "test.cpu_minutes"
-MEASURED_WITH_ROOM = {"calls": 1.05, "functions": 1.03, CPU: 1.25}
-"""The room over a limit, by the last word of a figure or its name: background work adds calls, a busy machine CPU."""
+MEASURED_WITH_ROOM = {"calls": 1.05, "functions": 1.03, "way.recall.files": 1.05, CPU: 1.25}
+"""The room over a limit, by a figure's name or its last word: background work adds calls, a busy machine CPU."""
 FIELD_WORDS = ("valid_until", "suspic", "supersed")
 TYPESCRIPT_IMPORT = re.compile(r"""^(?:import|export)\b[^;'"]*?\bfrom\s+["'](\.[^"']+)["']""", re.MULTILINE)
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 HANDLES = (
     "client.Client",
     "conversations.Conversation",
-    "conversations.ConversationWatch",
+    "conversation_watch.ConversationWatch",
     "fragment_listing.FragmentListing",
     "memory.Memory",
     "observe.ObserveStream",

@@ -10,7 +10,17 @@ from msgspec import msgpack
 
 from memstream_server.core.arrays import Parts
 from memstream_server.core.columns import GONE, Columns
-from memstream_server.core.filters import Filter, Unmatched, find_unmatched, mask, passes, visible
+from memstream_server.core.filters import (
+    Filter,
+    Listing,
+    Order,
+    Unmatched,
+    find_unmatched,
+    mask,
+    order_slots,
+    passes,
+    visible,
+)
 from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier
 
 VALUES: st.SearchStrategy[MetadataValue] = st.sampled_from(["a", "b", 1, 0, 1.0, True, False, 2.5])
@@ -195,3 +205,58 @@ def test_access_time_never_moves_backwards() -> None:
 
 def test_bytes_grow() -> None:
     assert columns_of(*(Fragment(str(number), "") for number in range(500))).bytes > Columns().bytes
+
+
+KEYS = {
+    Order.RECEIPT: lambda one: one.position,
+    Order.OBSERVE_TIME: lambda one: one.observe_time_us,
+    Order.IMPORTANCE: lambda one: one.importance,
+    Order.ACCESS_TIME: lambda one: one.access_time_us,
+    Order.LENGTH: lambda one: len(one.content),
+    Order.SPEAKER: lambda one: one.speaker,
+    Order.SESSION: lambda one: one.session,
+    Order.TIER: lambda one: list(Tier).index(one.tier),
+}
+
+
+@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("descending", [False, True])
+def test_lists_are_ordered_by_each_attribute(order: Order, descending: bool) -> None:
+    fragments = [
+        Fragment(
+            f"{at:02}",
+            "x" * (at * 7 % 4),
+            tier=list(Tier)[at % len(Tier)],
+            speaker=("Bob", "", "Ann")[at % 3],
+            session=("t", "s")[at % 2],
+            importance=at * 5 % 7 / 7,
+            observe_time_us=at * 3 % 5,
+            access_time_us=at * 11 % 6,
+            position=at,
+        )
+        for at in range(12)
+    ]
+    columns = columns_of(*fragments)
+    slots = order_slots(columns, np.ones(len(fragments), bool), order, descending).tolist()
+    expected = sorted(range(len(fragments)), key=lambda slot: KEYS[order](fragments[slot]), reverse=descending)
+    assert slots == expected
+    assert Listing(order=order, descending=descending).is_plain is (order is Order.RECEIPT and not descending)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", True),
+        ("BOB'S", True),
+        ("no word", False),
+        ("note-7", True),
+        ("note", False),
+        ("t9xyzw", True),
+        ("9xyzw", False),
+        ("w", True),
+    ],
+)
+def test_text_of_a_list_is_in_content_or_an_id(text: str, found: bool) -> None:
+    one = Fragment("01J8ABCDEFGHJKMNPQRST9XYZW", "Bob's new phone", external_id="note-7")
+    assert Listing(text=text).has_text(one) is found
+    assert Listing(text=text).has(one, 0) is found

@@ -121,3 +121,23 @@ def test_turns_follow_the_rules_after_any_removal(seed: int) -> None:
     live = [slot for slot in range(120) if slot not in removed]
     assert turns.context[live].tolist() == pytest.approx([shares[slot] for slot in live])
     assert turns.messages.tolist() == messages
+
+
+def test_moved_fragment_counts_in_its_new_session() -> None:
+    columns, moved = Columns(), Neighbours()
+    fragments = [
+        said(number, name, session) for number, (name, session) in enumerate(zip("AABBAB", "ssttsu", strict=True))
+    ]
+    columns.extend(fragments)
+    for slot, one in enumerate(fragments):
+        moved.append(int(columns.linked_sessions(slot)[0]), len(one.content) <= 2_000, 1)
+    find_turns(columns, moved)
+    for slot in (5, 1):  # the only one of its session, and one of three
+        columns.update(fragments[slot].but(session="t"))
+        moved.move(slot, int(columns.linked_sessions(slot)[0]))
+    moved.move(0, int(columns.linked_sessions(0)[0]))  # where it is
+    other = [one.but(session="t") if slot in (5, 1) else one for slot, one in enumerate(fragments)]
+    expected = turns_of(other)
+    found = find_turns(columns, moved)
+    assert found.context.tolist() == expected.context.tolist()
+    assert (found.messages.tolist(), found.replies.tolist()) == (expected.messages.tolist(), expected.replies.tolist())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memstream_server.core.events import EventType
-from memstream_server.core.filters import Filter
+from memstream_server.core.filters import Filter, Listing
 from memstream_server.core.policy import DBGPT
 from memstream_server.core.ranking import Stage
 from memstream_server.core.replay_events import fold_all, place_of
@@ -190,7 +190,7 @@ async def test_put_replaces_all_a_client_gives(tmp_path: Path, kind: MemoryKind,
         assert found.observe_time_us >= found.create_time_us
         in_session = Filter(sessions=("monday",))
         assert found.id not in [
-            one.id for one in (await engine.fragments.list_page(*NAME, in_session, False, -1, 99))[0]
+            one.id for one in (await engine.fragments.list_page(*NAME, Listing(in_session), -1, 99))[0]
         ]
         query = Query(text="canal lake heron", limit=9, now_us=found.observe_time_us, reinforce=False)
         before = await engine.recall(*NAME, query)

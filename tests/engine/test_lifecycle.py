@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 
 from memstream_server.core.events import Event, EventType
-from memstream_server.core.filters import Filter
+from memstream_server.core.filters import Filter, Listing
 from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.engine import lifecycle
@@ -45,7 +45,7 @@ async def tell(engine: Engine, *texts: str, **fields: object) -> list[str]:
 
 async def listed(engine: Engine, forgotten: bool = False) -> list[Fragment]:
     """All fragments, or all forgotten ones."""
-    return (await engine.fragments.list_page(*NAME, Filter(), forgotten, -1, 1_000))[0]
+    return (await engine.fragments.list_page(*NAME, Listing(forgotten=forgotten), -1, 1_000))[0]
 
 
 async def told(engine: Engine, type_: EventType) -> list[Event]:
@@ -162,4 +162,4 @@ async def test_clone_has_the_structure_without_the_content(engine: Engine) -> No
     clone = await engine.memories.clone(*NAME, "test", "bliss")
     assert (clone.kind, clone.policy, clone.labels) == (source.kind, source.policy, source.labels)
     assert (clone.uid != source.uid, clone.seed != source.seed, clone.revision) == (True, True, 1)
-    assert (await engine.fragments.list_page("test", "bliss", Filter(), False, -1, 10))[0] == []
+    assert (await engine.fragments.list_page("test", "bliss", Listing(), -1, 10))[0] == []

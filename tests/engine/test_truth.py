@@ -11,7 +11,7 @@ import pytest
 
 from memstream_server.app.models import Models
 from memstream_server.core.events import EventType
-from memstream_server.core.filters import Filter
+from memstream_server.core.filters import Filter, Listing
 from memstream_server.core.policy import DBGPT, DEFAULT, Overflow, Policy, Truth, with_value
 from memstream_server.core.ranking import Stage
 from memstream_server.core.scores import PARTS
@@ -54,7 +54,7 @@ def contents(answer: RecallAnswer) -> list[str]:
 
 
 async def listed(engine: Engine, truth: Truth = Truth.ALL) -> dict[str, Fragment]:
-    found, _, _, _ = await engine.fragments.list_page(*NAMED, Filter(), False, -1, 1_000, truth)
+    found, _, _, _ = await engine.fragments.list_page(*NAMED, Listing(truth=truth), -1, 1_000)
     return {one.content: one for one in found}
 
 

@@ -69,6 +69,20 @@ CALLS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         {"namespace": "${ns}", "message": {"conversation": "talk", "sender": "ann", "content": "hello"}},
         [{"message": {"conversation": "talk", "sender": "ann", "content": "bye"}}],
     ),
+    "AppendMessages": (
+        TALK | {"messages": [{"role": "user", "content": "hello"}]},
+        [
+            {"messages": [{"role": "user", "content": "bye"}]},
+            {"messages": [{"role": "user", "content": "hello"}, {"role": "user", "content": "hello"}]},
+            {"lastNumber": "1"},
+        ],
+    ),
+    "ReplaceMessage": (
+        {"namespace": "${ns}", "message": {"conversation": "talk", "number": "1", "content": "hello"}},
+        [{"message": {"conversation": "talk", "number": "1", "content": "bye"}}],
+    ),
+    "RemoveMessages": (TALK | {"oldest": "1"}, [{"conversation": "other"}]),
+    "PopMessage": (TALK, [{"conversation": "other"}]),
     "CompleteConversation": (TALK, [{"conversation": "other"}]),
     "DeleteMessages": (TALK, [{"conversation": "other"}]),
     "SavePlans": (

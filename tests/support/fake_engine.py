@@ -33,7 +33,7 @@ from memstream_server.engine.requests import (
     Refusal,
 )
 from memstream_server.engine.runtime.clock import encode_ulid
-from memstream_server.engine.status import Info, WriteStatus
+from memstream_server.engine.status import Info, MemoryStats, WriteStatus
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.journal.writing import Outcome, Rejection
 from memstream_server.ports.models import EmbeddingModel
@@ -190,6 +190,9 @@ class FakeEngine:
 
     def info(self) -> Info:
         return Info(EmbeddingModel("fake", DIMENSION), "", "", "fake index", "fake journal", "")
+
+    def memory_stats(self) -> MemoryStats:
+        return MemoryStats(len(self.held), 0, 0, 0, 0, 0, len(self.held))
 
     def find(self, namespace: str, name: str) -> FakeMemory:
         if (namespace, name) not in self.held:

@@ -204,7 +204,7 @@ async def _start_http(server: RpcServer, settings: Settings) -> str:
             raise
         host, _ = parse_listen(settings.http_listen)
         address = await server.start_http(settings.model_copy(update={"http_listen": f"{host}:0"}))
-        log.warning("http_port_in_use", reason=error, remedy=f"it listens at {address}; http_listen chooses a port")
+        log.warning("http_port_in_use", reason=error, address=address, remedy="http_listen chooses a port")
     log.info("http_listening", address=address)
     return f"http{'' if settings.tls_cert_file is None else 's'}://{address}/"
 
