@@ -64,7 +64,7 @@ class MessageFields(TypedDict, total=False):
 class Message:
     """A message from one agent to another; `number` ascends in the conversation; the server sets the times.
 
-    `body` is JSON as text, None if the message has none or it was not asked for (`body_bytes` tells). `context`,
+    `body` is JSON as text, None if the message has none or it was not asked for (`body_size_bytes` tells). `context`,
     `review_info`, `action_report` and `resource_info` are JSON, or empty.
     """
 
@@ -91,7 +91,7 @@ class Message:
     metadata: Mapping[str, MetadataValue]
     time: datetime | None
     body: str | None
-    body_bytes: int
+    body_size_bytes: int
 
 
 @check_fields
@@ -175,7 +175,7 @@ def message_from_wire(wire: pb.ConversationMessage) -> Message:
         metadata=metadata_from_wire(wire.metadata),
         time=optional_timestamp_from_wire(wire.time, wire.HasField("time")),
         body=wire.body if wire.HasField("body") else None,
-        body_bytes=wire.body_bytes,
+        body_size_bytes=wire.body_size_bytes,
     )
 
 

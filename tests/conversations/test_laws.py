@@ -87,7 +87,7 @@ class Model:
 
 def _message(size: int, fill: int, client_id: str) -> Message:
     body = b'"' + bytes([97 + fill]) * (size - 2) + b'"'
-    return Message(role="user", body=body, body_bytes=size, client_id=client_id)
+    return Message(role="user", body=body, body_size_bytes=size, client_id=client_id)
 
 
 _ids = st.sampled_from(["", "", "a", "b", "c"])

@@ -44,7 +44,7 @@ async def test_bodies_return_byte_for_byte(talk: Conversation) -> None:
     assert await bodies(talk.messages(newest_first=True)) == given[::-1]
     assert [(await talk.message(place)).body for place in range(1, 7)] == given
     listed = [message async for message in talk.messages(bodies=False)]
-    assert [(one.body, one.body_bytes) for one in listed] == [(None, len(body.encode())) for body in given]
+    assert [(one.body, one.body_size_bytes) for one in listed] == [(None, len(body.encode())) for body in given]
     assert (await talk.last_message()).body == large
     async with talk.watch() as watch:
         assert [(await anext(watch)).body for _ in given] == given
@@ -151,9 +151,9 @@ async def test_messages_are_listed_between_times(talk: Conversation) -> None:
 async def test_messages_are_replaced_and_removed(talk: Conversation) -> None:
     done = await say(talk, 9)
     new = await talk.replace_message(4, NewMessage(body='"' + "n" * 5_000 + '"', client_id="four"))
-    assert (new.number, new.create_time, new.body, new.body_bytes) == (4, done.create_time, None, 5_002)
-    assert (await talk.message(4)).body_bytes == 5_002
-    assert (await talk.replace_message(4, NewMessage(body="4", client_id="four"))).body_bytes == 1
+    assert (new.number, new.create_time, new.body, new.body_size_bytes) == (4, done.create_time, None, 5_002)
+    assert (await talk.message(4)).body_size_bytes == 5_002
+    assert (await talk.replace_message(4, NewMessage(body="4", client_id="four"))).body_size_bytes == 1
     with pytest.raises(memstream.RequestIdConflict):
         await talk.replace_message(5, NewMessage(client_id="four"))
     assert await talk.remove_messages([2, 5]) == 2
@@ -269,7 +269,7 @@ def test_blocking_client_has_the_same_methods(talking: ServerProcess, talk: Conv
         assert conversation.append_messages(given, absent=True).numbers == tuple(range(1, 10))
         assert [one.number for one in conversation.messages(limit=2, newest_first=True)] == [9, 8]
         assert conversation.message(3).body == "2"
-        assert conversation.replace_message(3, NewMessage(body="7")).body_bytes == 1
+        assert conversation.replace_message(3, NewMessage(body="7")).body_size_bytes == 1
         assert conversation.pop_message().number == 9
         assert (conversation.remove_messages([2]), conversation.remove_oldest(1), conversation.truncate(8)) == (1, 1, 1)
         assert [one.body for one in conversation.messages(after=2)] == ["7", "3", "4", "5", "6"]

@@ -89,7 +89,7 @@ DAMAGES: dict[str, tuple[str, str, str]] = {
     ),
     "a message is gone": (
         "messages",
-        "message 5 follows 3",
+        "has 5 messages, 6 are counted",
         f"DELETE FROM messages WHERE key = ({TALK} << 32) + 4",
     ),
     "plans of no conversation": (

@@ -232,7 +232,7 @@ def test_every_stored_field_has_a_place_in_a_line() -> None:
     """A new field of these types needs a place in the export, or an exception here."""
     for kept, line in ((Message, lines.MessageLine), (Plan, lines.PlanLine)):
         # An import computes the bytes of a body.
-        assert {item.name for item in fields(kept)} - {"body_bytes"} <= set(line.__struct_fields__), kept
+        assert {item.name for item in fields(kept)} - {"body_size_bytes"} <= set(line.__struct_fields__), kept
     kept, held = set(Fragment.__struct_fields__), set(lines.FragmentLine.__struct_fields__)
     assert kept <= held
     assert held - kept == {"vector", "content_vector", "enhancements", "conflicts"}

@@ -108,7 +108,7 @@ class ConversationMessage(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
-    BODY_BYTES_FIELD_NUMBER: _builtins.int
+    BODY_SIZE_BYTES_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
@@ -150,7 +150,7 @@ class ConversationMessage(_message.Message):
     """JSON of any kind, as text that the server keeps unchanged; at most `Limits.message_bytes_max` bytes. Unset in
     answers that have no bodies.
     """
-    body_bytes: _builtins.int
+    body_size_bytes: _builtins.int
     """Bytes of the body; the server's. 0 without one."""
     name: _builtins.str
     """Name of the participant or the tool."""
@@ -196,7 +196,7 @@ class ConversationMessage(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
         body: _builtins.str | None = ...,
-        body_bytes: _builtins.int = ...,
+        body_size_bytes: _builtins.int = ...,
         name: _builtins.str = ...,
         tool_call_id: _builtins.str = ...,
         client_id: _builtins.str = ...,
@@ -205,7 +205,7 @@ class ConversationMessage(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_body", b"_body", "_success", b"_success", "body", b"body", "create_time", b"create_time", "success", b"success", "time", b"time", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_body", b"_body", "_success", b"_success", "action_report", b"action_report", "app_code", b"app_code", "app_name", b"app_name", "body", b"body", "body_bytes", b"body_bytes", "client_id", b"client_id", "content", b"content", "context", b"context", "conversation", b"conversation", "create_time", b"create_time", "current_goal", b"current_goal", "metadata", b"metadata", "model_name", b"model_name", "name", b"name", "number", b"number", "receiver", b"receiver", "resource_info", b"resource_info", "review_info", b"review_info", "role", b"role", "rounds", b"rounds", "sender", b"sender", "success", b"success", "time", b"time", "tool_call_id", b"tool_call_id", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_body", b"_body", "_success", b"_success", "action_report", b"action_report", "app_code", b"app_code", "app_name", b"app_name", "body", b"body", "body_size_bytes", b"body_size_bytes", "client_id", b"client_id", "content", b"content", "context", b"context", "conversation", b"conversation", "create_time", b"create_time", "current_goal", b"current_goal", "metadata", b"metadata", "model_name", b"model_name", "name", b"name", "number", b"number", "receiver", b"receiver", "resource_info", b"resource_info", "review_info", b"review_info", "role", b"role", "rounds", b"rounds", "sender", b"sender", "success", b"success", "time", b"time", "tool_call_id", b"tool_call_id", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__body: _TypeAlias = _typing.Literal["body"]  # noqa: Y015
     _WhichOneofArgType__body: _TypeAlias = _typing.Literal["_body", b"_body"]  # noqa: Y015
@@ -572,7 +572,7 @@ class AppendMessagesRequest(_message.Message):
     """A repeat with the same id returns the first answer."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConversationMessage]:
-        """The messages in order, at most `Limits.batch_max`. Number, body_bytes and times of the server are ignored. One with
+        """The messages in order, at most `Limits.batch_max`. Number, body_size_bytes and times of the server are ignored. One with
         the `client_id` of a message of the conversation must be equal to it, and is not appended again.
         """
 

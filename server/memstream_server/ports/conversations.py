@@ -114,12 +114,12 @@ class Message:
     """When it was said, by the client's clock."""
     body: bytes | None = None
     """None: it has none, or it was not read."""
-    body_bytes: int = 0
+    body_size_bytes: int = 0
 
     @property
     def is_whole(self) -> bool:
         """Whether the body, if it has one, was read."""
-        return self.body is not None or not self.body_bytes
+        return self.body is not None or not self.body_size_bytes
 
 
 @dataclass(frozen=True, slots=True)

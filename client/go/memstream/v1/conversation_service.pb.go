@@ -137,7 +137,7 @@ type ConversationMessage struct {
 	// answers that have no bodies.
 	Body *string `protobuf:"bytes,19,opt,name=body,proto3,oneof" json:"body,omitempty"`
 	// Bytes of the body; the server's. 0 without one.
-	BodyBytes int64 `protobuf:"varint,20,opt,name=body_bytes,json=bodyBytes,proto3" json:"body_bytes,omitempty"`
+	BodySizeBytes int64 `protobuf:"varint,20,opt,name=body_size_bytes,json=bodySizeBytes,proto3" json:"body_size_bytes,omitempty"`
 	// Name of the participant or the tool.
 	Name string `protobuf:"bytes,21,opt,name=name,proto3" json:"name,omitempty"`
 	// The tool call that it answers.
@@ -315,9 +315,9 @@ func (x *ConversationMessage) GetBody() string {
 	return ""
 }
 
-func (x *ConversationMessage) GetBodyBytes() int64 {
+func (x *ConversationMessage) GetBodySizeBytes() int64 {
 	if x != nil {
-		return x.BodyBytes
+		return x.BodySizeBytes
 	}
 	return 0
 }
@@ -1038,7 +1038,7 @@ type AppendMessagesRequest struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// The conversation.
 	Conversation string `protobuf:"bytes,2,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// The messages in order, at most `Limits.batch_max`. Number, body_bytes and times of the server are ignored. One with
+	// The messages in order, at most `Limits.batch_max`. Number, body_size_bytes and times of the server are ignored. One with
 	// the `client_id` of a message of the conversation must be equal to it, and is not appended again.
 	Messages []*ConversationMessage `protobuf:"bytes,3,rep,name=messages,proto3" json:"messages,omitempty"`
 	// What must hold, or nothing is appended. It is not checked if all messages are there already.
@@ -2902,7 +2902,7 @@ var File_memstream_v1_conversation_service_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\n" +
-	"'memstream/v1/conversation_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\"\xd8\a\n" +
+	"'memstream/v1/conversation_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\"\xe1\a\n" +
 	"\x13ConversationMessage\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x03R\x06number\x12\"\n" +
 	"\fconversation\x18\x02 \x01(\tR\fconversation\x12\x16\n" +
@@ -2927,9 +2927,8 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"createTime\x12;\n" +
 	"\vupdate_time\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"updateTime\x12\x17\n" +
-	"\x04body\x18\x13 \x01(\tH\x01R\x04body\x88\x01\x01\x12\x1d\n" +
-	"\n" +
-	"body_bytes\x18\x14 \x01(\x03R\tbodyBytes\x12\x12\n" +
+	"\x04body\x18\x13 \x01(\tH\x01R\x04body\x88\x01\x01\x12&\n" +
+	"\x0fbody_size_bytes\x18\x14 \x01(\x03R\rbodySizeBytes\x12\x12\n" +
 	"\x04name\x18\x15 \x01(\tR\x04name\x12 \n" +
 	"\ftool_call_id\x18\x16 \x01(\tR\n" +
 	"toolCallId\x12\x1b\n" +

@@ -53,7 +53,7 @@ class SqlConversations:
     ) -> Message:
         return await self._write_with_answer(
             lambda c: messages.append_message(c, conversation, message, now_us),
-            3 + message.body_bytes // _BYTES_OF_ROW,
+            3 + message.body_size_bytes // _BYTES_OF_ROW,
             True,
             answer,
         )
@@ -68,7 +68,7 @@ class SqlConversations:
     ) -> Appended:
         return await self._write_with_answer(
             lambda c: messages.append_messages(c, conversation, given, condition, now_us),
-            2 + len(given) + sum(one.body_bytes for one in given) // _BYTES_OF_ROW,
+            2 + len(given) + sum(one.body_size_bytes for one in given) // _BYTES_OF_ROW,
             True,
             answer,
         )
@@ -87,7 +87,7 @@ class SqlConversations:
     ) -> Message:
         return await self._write_with_answer(
             lambda c: messages.replace_message(c, conversation, message, now_us),
-            3 + message.body_bytes // _BYTES_OF_ROW,
+            3 + message.body_size_bytes // _BYTES_OF_ROW,
             True,
             answer,
         )
@@ -156,7 +156,7 @@ class SqlConversations:
     async def stage_rows(
         self, staged: str, create_time_us: int, messages: Sequence[Message], plans: Sequence[Plan]
     ) -> None:
-        rows = 2 + len(messages) + len(plans) + sum(one.body_bytes for one in messages) // _BYTES_OF_ROW
+        rows = 2 + len(messages) + len(plans) + sum(one.body_size_bytes for one in messages) // _BYTES_OF_ROW
         await self._write(lambda c: import_staging.put_staged(c, staged, create_time_us, messages, plans), rows, True)
 
     async def publish_staged(self, staged: str, conversation: ConversationName, status: Status) -> None:

@@ -112,7 +112,7 @@ def read_message(
         metadata=read_metadata(found, f"{at}metadata", message.metadata, limits),
         time_us=time_us(found, f"{at}time", message.time) if message.HasField("time") else None,
         body=body,
-        body_bytes=len(body or b""),
+        body_size_bytes=len(body or b""),
     )
 
 
@@ -143,7 +143,7 @@ def message_of(conversation: ConversationName, message: Message) -> pb.Conversat
         create_time=timestamp_message(message.create_time_us),
         update_time=timestamp_message(message.update_time_us),
         body=None if message.body is None else message.body.decode(),
-        body_bytes=message.body_bytes,
+        body_size_bytes=message.body_size_bytes,
         name=message.name,
         tool_call_id=message.tool_call_id,
         client_id=message.client_id,

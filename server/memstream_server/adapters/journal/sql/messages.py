@@ -339,7 +339,7 @@ def _with_bodies(connection: Connection, number: int, found: Sequence[Message], 
         return
     size, fitting = 0, 0
     for one in found:
-        size += one.body_bytes
+        size += one.body_size_bytes
         if fitting and size > bytes_max:
             break
         fitting += 1
@@ -350,6 +350,6 @@ def _with_bodies(connection: Connection, number: int, found: Sequence[Message], 
         read.update((key_position(key), bytes(body)) for key, body in connection.execute(statement))
     for place, one in enumerate(found):
         if place >= fitting:
-            yield replace(one, body=None) if one.body_bytes else one
+            yield replace(one, body=None) if one.body_size_bytes else one
         else:
             yield replace(one, body=read[one.number]) if one.number in read else one

@@ -111,7 +111,7 @@ def _check_messages(checking: _ConversationCheck) -> None:
         number = key_position(key)
         if checking.row.namespace and number > checking.row.last_number:
             checking.add_violation("messages", f"message {number} is above the last number {checking.row.last_number}")
-        body_bytes = bodies.pop(key, None)
+        body_size_bytes = bodies.pop(key, None)
         try:
             message = codec.decode_message(payload)
         except JournalError as error:
@@ -121,8 +121,8 @@ def _check_messages(checking: _ConversationCheck) -> None:
         named = (checking.row.number, message.client_id) if message.client_id else (None, None)
         if said != (number, sender, receiver, current_goal, client_id or "") or named != (conversation, client_id):
             checking.add_violation("messages", f"message {number} has columns that differ from its record")
-        if (body_bytes or len(message.body or b"")) != message.body_bytes:
-            checking.add_violation("messages", f"message {number} lacks its body of {message.body_bytes} bytes")
+        if (body_size_bytes or len(message.body or b"")) != message.body_size_bytes:
+            checking.add_violation("messages", f"message {number} lacks its body of {message.body_size_bytes} bytes")
     if count != checking.row.message_count:
         checking.add_violation("messages", f"has {count} messages, {checking.row.message_count} are counted")
     for key in bodies:

@@ -375,7 +375,7 @@ def _structured_line(structured: Structured | None) -> lines.StructuredLine | No
 
 
 def _message_line(message: Message) -> lines.MessageLine:
-    given = {item.name: getattr(message, item.name) for item in fields(message) if item.name != "body_bytes"}
+    given = {item.name: getattr(message, item.name) for item in fields(message) if item.name != "body_size_bytes"}
     body = None if message.body is None else message.body.decode()
     return lines.MessageLine(**given | {"metadata": dict(message.metadata), "body": body})
 

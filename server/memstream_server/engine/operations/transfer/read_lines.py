@@ -113,7 +113,7 @@ def message_of(line: MessageLine) -> Message:
     """The message of a line."""
     body = None if line.body is None else line.body.encode()
     given = msgspec.structs.asdict(line) | {"metadata": tuple(line.metadata.items()), "body": body}
-    return Message(**given, body_bytes=len(body or b""))
+    return Message(**given, body_size_bytes=len(body or b""))
 
 
 def plan_of(line: PlanLine) -> Plan:
