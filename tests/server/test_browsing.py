@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 import pytest
@@ -169,7 +170,10 @@ async def test_status_has_use_calls_and_settings(make_server: MakeServer) -> Non
                 status = await client.server_status()
     assert status.resident_bytes > 10 << 20
     assert status.disk_total_bytes > status.disk_free_bytes > 0
-    assert status.data_bytes > 0
+    settings = {one.name: one for one in status.settings}
+    if "MEMSTREAM_TEST_JOURNAL_URL" not in os.environ:  # a database has its bytes elsewhere
+        assert status.data_bytes > 0
+        assert settings["journal_url"].value == ""
     assert status.observations == len(SAYINGS)
     assert status.recalls == 1
     assert status.streams.get("Watch") == 1
@@ -177,9 +181,7 @@ async def test_status_has_use_calls_and_settings(make_server: MakeServer) -> Non
     assert calls["RecallOnce"].calls == 1
     assert calls["RecallOnce"].failed == 0
     assert calls["RecallOnce"].median is not None
-    settings = {one.name: one for one in status.settings}
     assert (settings["caller_calls_max"].value, settings["caller_calls_max"].given) == ("77", True)
-    assert settings["journal_url"].value == ""
     assert settings["peer_secret"].value == "**********"
     assert not any(SECRET in one.value for one in status.settings)
 
