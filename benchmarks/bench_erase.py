@@ -111,7 +111,7 @@ async def write_others(client: memstream.Client, names: list[str], count: int) -
 
 
 async def measure_one(report: Report, client: memstream.Client, which: str, number: int) -> None:
-    """Erase one of three fragments beside a neighbour's writes."""
+    """Erase one of three fragments during a neighbour's writes."""
     neighbour = await client.create_memory("neighbours/one", exist_ok=True)
     mine = await client.create_memory(f"mine/{which.replace(' ', '-')}-{number}")
     result = await mine.observe_batch(["My sister lives in Oslo", "I like tea", "The cat is grey"])

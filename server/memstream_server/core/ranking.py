@@ -351,9 +351,9 @@ def _choose_results(
         places = left[: question.near_misses]
         of = _Stages(slots, allowed, considered, enough, double, columns, question.outdated).of
         stages = list(map(of, places.tolist()))
-    beside = np.array(list(shown.values()), np.int64)
-    scored = yield from assessed.scored(np.concatenate([kept, beside, places]), columns.ids)
-    results, missed = scored[: len(kept)], scored[len(kept) + len(beside) :]
+    companions = np.array(list(shown.values()), np.int64)
+    scored = yield from assessed.scored(np.concatenate([kept, companions, places]), columns.ids)
+    results, missed = scored[: len(kept)], scored[len(kept) + len(companions) :]
     results.sort(key=lambda each: (-each.score, -each.slot))
     return Ranking(
         tuple(results),
@@ -362,7 +362,7 @@ def _choose_results(
         else Considered(),
         tuple(map(NearMiss, missed, stages)),
         {one.id: merged[one.id] for one in results if one.id in merged},
-        dict(zip(shown, scored[len(kept) : len(kept) + len(beside)], strict=True)),
+        dict(zip(shown, scored[len(kept) : len(kept) + len(companions)], strict=True)),
     )
 
 

@@ -38,7 +38,7 @@ _STATES = {
 _REFLECTION = pb.Capability.CAPABILITY_REFLECTION
 
 _SECRET = "**********"
-_FAILURES_OF_CALLERS = ("OK", "CANCELLED")
+_NO_FAILURES = ("OK", "CANCELLED")
 """Codes of calls that did not fail: a client ends its streams by cancelling them."""
 
 
@@ -201,7 +201,7 @@ def _list_rpcs(metrics: Metrics) -> list[pb.RpcFigures]:
             if sample.name.endswith("_total"):
                 rpc = sample.labels["rpc"]
                 calls[rpc] += sample.value
-                failed[rpc] += sample.value if sample.labels["code"] not in _FAILURES_OF_CALLERS else 0
+                failed[rpc] += sample.value if sample.labels["code"] not in _NO_FAILURES else 0
     buckets = defaultdict[str, list[tuple[float, float]]](list)
     for family in metrics.call_seconds.collect():
         for sample in family.samples:

@@ -10,11 +10,11 @@ Rule 2. SQLite never reads unused bytes, so readers and the writer may go on, an
 read transaction keeps the log until its pages are clean: a crash repeats both steps.
 Rule 3. The writer's page cache may hold such copies and write them again: it is dropped when the log is emptied. What
 the writer writes meanwhile goes through the log, so a later checkpoint cleans it.
-Rule 4. A mark beside the database has its size and time as of the last clean state, and during a checkpoint the salts
+Rule 4. A mark next to the database has its size and time as of the last clean state, and during a checkpoint the salts
 of the log that is copied. If another program, or a memstream without these rules, has written since, the mark does not
 fit, and all pages are read once.
-Rule 5. A thread copies a long log while the writer goes on, so no write waits for that. Only the rest, which came
-meanwhile, is copied on the writer's thread; then the log begins again.
+Rule 5. A thread copies a long log while writes continue, so no write waits for that. Only the rest, which came
+meanwhile, is copied on the writer's thread; then the log restarts.
 Formats: https://www.sqlite.org/fileformat2.html, https://www.sqlite.org/walformat.html
 """
 
@@ -105,7 +105,7 @@ class Checkpoints:
             self.checkpoint()
 
     def copy_log(self) -> None:
-        """Copy and clean what the log has now, durably. On any thread, while the writer goes on."""
+        """Copy and clean what the log has now, durably. On any thread, while writes continue."""
         self.checkpoint()
         os.fsync(self._file)
 
