@@ -8,6 +8,7 @@ from memstream.answer_values import (
     Answer,
     ChainLink,
     Explanation,
+    FragmentCount,
     InterpretedTime,
     NearMiss,
     Recollection,
@@ -102,6 +103,14 @@ def _near_miss(wire: stream_service_pb2.NearMiss) -> NearMiss:
         relevance=wire.relevance if wire.HasField("relevance") else None,
         superseded_by=wire.superseded_by,
     )
+
+
+def count_from_wire(answers: Iterable[tuple[int, Iterable[fragment_pb2.UnmatchedCondition]]]) -> FragmentCount:
+    """The counts of a call's parts, and what the memory lacks of its filter."""
+    parts = list(answers)
+    made = FragmentCount(sum(count for count, _ in parts))
+    made.unmatched = tuple(one for _, unmatched in parts for one in unmatched_from_wire(unmatched))
+    return made
 
 
 def unmatched_from_wire(wire: Iterable[fragment_pb2.UnmatchedCondition]) -> tuple[Unmatched, ...]:

@@ -102,6 +102,13 @@ class Unmatched:
         return f'no fragment has the {noun} "{self.value}"'
 
 
+class FragmentCount(int):
+    """How many fragments a call changed. `unmatched`: the speakers, sessions and metadata keys of its filter that the
+    memory does not have."""
+
+    unmatched: tuple[Unmatched, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Answer(Sequence[Recollection]):
     """The answer to a query: a sequence of recollections, best first, with working memory and statistics.

@@ -21,7 +21,7 @@ class FragmentListing(AsyncIterator[Fragment]):
     """Fragments in the order asked for, fetched page by page during iteration.
 
     The first page sets `cursor`, from which a watch continues where this listing ends, and `unmatched`: the speakers,
-    sessions and metadata keys of the filter that the memory does not have (empty with `as_of`).
+    sessions and metadata keys of the filter that the memory does not have.
     """
 
     def __init__(self, link: Link, path: MemoryPath, request: pb.ListFragmentsRequest) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, Unpack
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
-from memstream.answer_codec import answer_from_wire
-from memstream.answer_values import Answer
+from memstream.answer_codec import answer_from_wire, count_from_wire, unmatched_from_wire
+from memstream.answer_values import Answer, FragmentCount
 from memstream.argument_types import Count, Items, Moment, Position, Seconds, Several
 from memstream.arguments import check_methods, checked_items
 from memstream.channel import Link, MemoryPath, Response, Unary, memory_path, new_request_id
@@ -379,21 +380,23 @@ class Memory:
         answer = await self._link.call(self._link.memories.UpdateFragment, request, self._path)
         return fragment_from_wire(answer.fragment)
 
-    async def forget_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
+    async def forget_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> FragmentCount:
         """Forgets fragments by ids or by filter, restorable during the grace period; returns how many.
 
         More than 1,000 ids are sent in several calls. If one fails, the ids before it are forgotten.
         """
         call, kind = self._link.memories.ForgetFragments, pb.ForgetFragmentsRequest
-        return sum([answer.forgotten async for answer in self._send_ids(call, kind, ids, filter)])
+        return count_from_wire(
+            [(one.forgotten, one.unmatched) async for one in self._send_ids(call, kind, ids, filter)]
+        )
 
-    async def restore_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
+    async def restore_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> FragmentCount:
         """Restores forgotten fragments by ids or by filter; returns how many. Ids make superseded ones current, too.
 
         More than 1,000 ids are sent in several calls. If one fails, the ids before it are restored.
         """
         call, kind = self._link.memories.RestoreFragments, pb.RestoreFragmentsRequest
-        return sum([answer.restored async for answer in self._send_ids(call, kind, ids, filter)])
+        return count_from_wire([(one.restored, one.unmatched) async for one in self._send_ids(call, kind, ids, filter)])
 
     async def _send_ids(
         self, call: Unary[Any, Response], kind: Callable[..., Any], ids: Several[str], filter: Filter | None
@@ -490,4 +493,4 @@ class Memory:
             request_id=new_request_id(),
         )
         answer = await self._link.call(self._link.memories.EraseFragments, request, self._path)
-        return operation_from_wire(answer.operation)
+        return replace(operation_from_wire(answer.operation), unmatched=unmatched_from_wire(answer.unmatched))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from memstream.answer_values import Unmatched
 from memstream.argument_types import Count, Position
 from memstream.arguments import check_fields
 from memstream.errors import MemstreamError
@@ -205,6 +206,8 @@ class Operation:
     create_time: datetime | None
     end_time: datetime | None
     error: MemstreamError | None
+    unmatched: tuple[Unmatched, ...] = ()
+    """In the answer that starts an erasure by filter: what the memory lacks of the filter."""
 
 
 @dataclass(frozen=True, slots=True)

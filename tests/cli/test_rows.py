@@ -58,11 +58,18 @@ def test_every_named_field_is_adopted() -> None:
 
 
 def test_missing_fields_of_a_row_have_defaults() -> None:
-    found = line({"pk": "a", "text": "hello", "author": None})
+    found = line({"pk": "a", "text": "hello", "author": None, "written": 0})
     assert (found.speaker, found.session, found.importance, found.metadata) == ("", "", 0.5, {})
-    assert found.observe_time_us == NOW_US
+    assert (
+        line({"pk": "a", "text": "hello"}, replace(PLAIN, columns=replace(COLUMNS, time=""))).observe_time_us == NOW_US
+    )
     other = replace(PLAIN, columns=replace(COLUMNS, id="isbn"))
     assert line(ROW | {"isbn": "x-1"}, other).external_id == "notes:x-1"
+
+
+def test_null_time_is_the_given_one_and_never_now() -> None:
+    assert line({"pk": 1, "text": "x", "written": None}, replace(PLAIN, missing_time_us=5)).observe_time_us == 5
+    assert line(ROW, replace(PLAIN, missing_time_us=5)).observe_time_us == 1_683_547_200_000_000
 
 
 @pytest.mark.parametrize("text", [None, "", " \n\t"])
@@ -112,6 +119,7 @@ def test_vectors_are_adopted_at_unit_length() -> None:
     [
         ({"text": 5}, "text is not text but 5"),
         ({"text": "ü" * 51}, "text has 102 bytes, the server accepts at most 100"),
+        ({"written": None}, "written is null, which is no time: pass --time for such rows"),
         ({"written": "noon"}, "written: 'noon' is no time: give a date"),
         ({"written": 10**18}, "written: 1000000000000000000 is no time"),
         ({"written": float("nan")}, "written: nan is no time"),

@@ -85,12 +85,26 @@ def test_a_null_time_is_refused_because_it_is_not_now() -> None:
     assert absent.valid_until is None
 
 
+def test_an_unknown_zone_of_a_line_is_refused() -> None:
+    for zone in ("Mars/Olympus", 5):
+        refused = read_record("time_zone", zone)
+        assert isinstance(refused, Malformed)
+        assert "time" in str(refused)
+
+
 def test_a_day_is_of_the_zone_of_the_call() -> None:
     zone = "Asia/Kathmandu"
     ctx = click.Context(click.Command("list"))
     ctx.meta[_ZONE] = zone
     for until in (False, True):
         assert TimeParam(until).convert("2026-05-08", None, ctx) == read_time("2026-05-08", zone, until=until)
+    for line in ({"time_zone": zone}, {}):
+        reader = RecordReader(Format.JSONL, "" if line else zone)
+        day = {"text": "x", "time": "2026-05-08", "valid_until": "2026-05-08"}
+        found = reader.read_line(json.dumps(day | line).encode())
+        assert isinstance(found, Observation)
+        assert found.observe_time == read_time("2026-05-08", zone)
+        assert found.valid_until == read_time("2026-05-08", zone, until=True)
     chosen = _filter("", "", "2026-05-08", "2026-05-08", None, zone)
     assert chosen.observe_time_min == read_time("2026-05-08", zone)
     assert chosen.observe_time_max == read_time("2026-05-08", zone, until=True)

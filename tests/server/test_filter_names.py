@@ -70,3 +70,32 @@ async def test_the_past_takes_any_spelling(memory: Memory) -> None:
 async def test_erase_takes_any_spelling(client: memstream.Client, memory: Memory) -> None:
     await client.finished(await memory.erase_fragments(filter=Filter(speakers=["ann lee"])))
     assert [one.speaker async for one in memory.list_fragments()] == ["José"]
+
+
+async def test_the_past_names_what_it_lacks(memory: Memory) -> None:
+    revision = (await memory.describe()).revision
+    await memory.observe_batch([Observation("of later", speaker="Zoe", session="friday", metadata={"pot": 1})])
+    chosen = Filter(speakers=["zoe", "ann lee"], sessions=["friday"], metadata={"pot": 1})
+    lacks = (Unmatched("speakers", "zoe"), Unmatched("sessions", "friday"), Unmatched("metadata", "pot"))
+    listing = memory.list_fragments(chosen, as_of=revision)
+    assert [one async for one in listing] == []
+    assert listing.unmatched == (await memory.recall_once("tea", filter=chosen, as_of=revision)).unmatched == lacks
+    now = memory.list_fragments(chosen)
+    assert [one.speaker async for one in now] == ["Zoe"]
+    assert now.unmatched == ()
+
+
+async def test_forget_restore_and_erase_name_what_is_lacking(client: memstream.Client, memory: Memory) -> None:
+    chosen, lacks = Filter(speakers=["ann lee", "Bobb"]), (Unmatched("speakers", "Bobb"),)
+    forgotten = await memory.forget_fragments(filter=chosen)
+    assert (forgotten, forgotten.unmatched) == (2, lacks)
+    again = await memory.forget_fragments(filter=Filter(speakers=["ann lee"], metadata={"cop": 1}))
+    assert (again, again.unmatched) == (0, (Unmatched("speakers", "ann lee"), Unmatched("metadata", "cop")))
+    restored = await memory.restore_fragments(filter=chosen)
+    assert (restored, restored.unmatched) == (2, lacks)
+    by_id = await memory.forget_fragments([one.id async for one in memory.list_fragments(chosen)])
+    assert (by_id, by_id.unmatched) == (2, ())
+    operation = await memory.erase_fragments(filter=chosen)  # finds the forgotten ones, too
+    assert operation.unmatched == lacks
+    await client.finished(operation)
+    assert [one.speaker async for one in memory.list_fragments()] == ["José"]

@@ -11,7 +11,7 @@ from typing import Literal, Unpack
 
 import memstream.fragment_listing
 import memstream.memory
-from memstream.answer_values import Answer, Unmatched
+from memstream.answer_values import Answer, FragmentCount, Unmatched
 from memstream.argument_types import Count, Items, Moment, Position, Seconds, Several
 from memstream.arguments import check_methods
 from memstream.codec import Observable
@@ -272,14 +272,14 @@ class Memory(Handle):
             )
         )
 
-    def forget_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
+    def forget_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> FragmentCount:
         """Forgets fragments by ids or by filter, restorable during the grace period; returns how many.
 
         More than 1,000 ids are sent in several calls. If one fails, the ids before it are forgotten.
         """
         return LOOP.run(self._inner.forget_fragments(ids, filter=filter))
 
-    def restore_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> int:
+    def restore_fragments(self, ids: Several[str] = (), *, filter: Filter | None = None) -> FragmentCount:
         """Restores forgotten fragments by ids or by filter; returns how many. Ids make superseded ones current, too.
 
         More than 1,000 ids are sent in several calls. If one fails, the ids before it are restored.

@@ -995,7 +995,7 @@ class ListFragmentsResponse(_message.Message):
 
     @_builtins.property
     def unmatched(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.UnmatchedCondition]:
-        """Parts of the filter that nothing can match. In the first page, without `as_of`."""
+        """Parts of the filter that nothing can match. In the first page."""
 
     def __init__(
         self,
@@ -2017,19 +2017,25 @@ class ForgetFragmentsResponse(_message.Message):
 
     FORGOTTEN_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    UNMATCHED_FIELD_NUMBER: _builtins.int
     forgotten: _builtins.int
     """How many were forgotten."""
     revision: _builtins.int
     """The memory's revision."""
+    @_builtins.property
+    def unmatched(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.UnmatchedCondition]:
+        """Parts of the filter that nothing can match."""
+
     def __init__(
         self,
         *,
         forgotten: _builtins.int = ...,
         revision: _builtins.int = ...,
+        unmatched: _abc.Iterable[_fragment_pb2.UnmatchedCondition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forgotten", b"forgotten", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forgotten", b"forgotten", "revision", b"revision", "unmatched", b"unmatched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2087,19 +2093,25 @@ class RestoreFragmentsResponse(_message.Message):
 
     RESTORED_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    UNMATCHED_FIELD_NUMBER: _builtins.int
     restored: _builtins.int
     """How many were restored or are current again."""
     revision: _builtins.int
     """The memory's revision."""
+    @_builtins.property
+    def unmatched(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.UnmatchedCondition]:
+        """Parts of the filter that no forgotten fragment can match."""
+
     def __init__(
         self,
         *,
         restored: _builtins.int = ...,
         revision: _builtins.int = ...,
+        unmatched: _abc.Iterable[_fragment_pb2.UnmatchedCondition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["restored", b"restored", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["restored", b"restored", "revision", b"revision", "unmatched", b"unmatched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2378,18 +2390,24 @@ class EraseFragmentsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OPERATION_FIELD_NUMBER: _builtins.int
+    UNMATCHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def operation(self) -> _operation_pb2.Operation:
         """The operation."""
+
+    @_builtins.property
+    def unmatched(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.UnmatchedCondition]:
+        """Parts of the filter that nothing can match."""
 
     def __init__(
         self,
         *,
         operation: _operation_pb2.Operation | None = ...,
+        unmatched: _abc.Iterable[_fragment_pb2.UnmatchedCondition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "unmatched", b"unmatched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,7 +20,7 @@ from memstream.errors import MemoryNotFound
 from memstream.memory import Memory
 from memstream.resources import Operation
 from memstream_server.cli.failures import Failure, Missing, Misuse
-from memstream_server.cli.options import json_option
+from memstream_server.cli.options import TimeParam, json_option
 from memstream_server.cli.output import print_json, print_line
 from memstream_server.cli.rows import Adoption, Columns, InvalidRow, fragment_line, header_lines
 from memstream_server.cli.server import Server, server_options
@@ -81,6 +81,9 @@ class AdoptionResult:
 @click.option(
     "--time-field", default="", metavar="FIELD", help="Field of the time: ISO 8601, or Unix seconds, ms or µs."
 )
+@click.option(
+    "--time", "missing_time", type=TimeParam(), metavar="TIME", help="Time of rows whose --time-field is null."
+)
 @click.option("--metadata-field", multiple=True, metavar="FIELD", help="Field to keep as metadata (may be repeated).")
 @click.option("--importance-field", default="", metavar="FIELD", help="Field of the importance, 0 to 1.")
 @click.option("--importance", type=click.FloatRange(0, 1), metavar="NUMBER", help="Importance of rows without one.")
@@ -114,6 +117,7 @@ def adopt_command(
     speaker_field: str,
     session_field: str,
     time_field: str,
+    missing_time: datetime | None,
     metadata_field: tuple[str, ...],
     importance_field: str,
     importance: float | None,
@@ -137,6 +141,8 @@ def adopt_command(
     """
     if vector_field and not model:
         raise click.UsageError("--vector-field requires --model, which names the model of the vectors.")
+    if missing_time and not time_field:
+        raise click.UsageError("--time requires --time-field: without it all rows have the time of the adoption.")
     new = NewMemory(MemoryKind(kind), Profile(profile))
     wanted = Columns(
         key="",
@@ -152,7 +158,8 @@ def adopt_command(
     namespace, _, name = memory.partition("/")
     default = PROFILES[new.profile].importance_default
     importance = default if importance is None else importance
-    adoption = Adoption(collection, namespace, name, wanted, importance, time_us=0, model=model)
+    missing_us = None if missing_time is None else (missing_time - _EPOCH) // timedelta(microseconds=1)
+    adoption = Adoption(collection, namespace, name, wanted, importance, 0, model, missing_us)
     from memstream_server.adapters.milvus.collection import CollectionMissing
     from memstream_server.adapters.milvus.existing import open_existing_collection
 

@@ -139,12 +139,12 @@ def producer_of_file(file: str) -> str:
     return f"cli-{digest}-{_UNSAFE.sub('_', path.name)[:80]}"
 
 
-def scan_feed(feed: Feed, form: Format) -> FeedContents:
+def scan_feed(feed: Feed, form: Format, time_zone: str) -> FeedContents:
     """Reads a repeatable feed to its end, without sending anything. Raises OSError."""
     lines, places = array("Q"), LinePositions()
     malformed: list[Problem] = []
     for file in feed.files:
-        reader = RecordReader(form)
+        reader = RecordReader(form, time_zone)
         for number, line in _numbered_lines(file):
             item = reader.read_line(line)
             if isinstance(item, Malformed):
@@ -160,10 +160,12 @@ def _numbered_lines(file: str) -> Iterator[tuple[int, bytes]]:
         yield from enumerate(handle, 1)
 
 
-async def read_records(feed: Feed, form: Format) -> AsyncIterator[tuple[str, int, Observation | Malformed]]:
+async def read_records(
+    feed: Feed, form: Format, time_zone: str
+) -> AsyncIterator[tuple[str, int, Observation | Malformed]]:
     """Yields file, line and parsed observation as input arrives. Raises OSError."""
     for file in feed.files:
-        reader = RecordReader(form)
+        reader = RecordReader(form, time_zone)
         number = 0
         async for lines in _read_chunks(file):
             for line in lines:

@@ -17,6 +17,7 @@ from memstream_server.cli.failures import Failure
 from memstream_server.cli.options import filter_options, json_option, time_zone_option
 from memstream_server.cli.output import (
     create_table,
+    escape_line,
     facts_table,
     format_time,
     open_console,
@@ -28,6 +29,7 @@ from memstream_server.cli.server import Server, server_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 ROWS = 50
+WORDS_SHOWN = 200
 
 
 def wait_option(command: F) -> F:
@@ -184,6 +186,8 @@ def _start_and_show(server: Server, begin: Callable[[Client], Awaitable[Operatio
 
     async def start_and_follow(client: Client) -> Operation:
         begun = await begin(client)
+        for one in begun.unmatched:
+            print_line(f"filter: {escape_line(str(one), WORDS_SHOWN).plain}", err=True)
         if not wait:
             return begun
         with continuing_operation(begun):

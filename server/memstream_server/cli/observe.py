@@ -19,7 +19,7 @@ from memstream.policy import Profile
 from memstream.values import MemoryKind
 from memstream_server.cli.failures import Exit, Failure, Missing, Misuse, describe_os_error
 from memstream_server.cli.feeds import STDIN, Feed, FeedContents, Problem, plan_feeds, read_records, scan_feed
-from memstream_server.cli.options import json_option
+from memstream_server.cli.options import json_option, time_zone_option
 from memstream_server.cli.output import open_console, print_json, print_line
 from memstream_server.cli.records import Format, Malformed
 from memstream_server.cli.sent_lines import SentLines, load_sent_lines
@@ -44,6 +44,7 @@ class _Sending:
     """How feeds are sent."""
 
     form: Format
+    time_zone: str
     session: str
     changed: Changed
     quiet: bool
@@ -90,6 +91,7 @@ class _Sending:
     type=click.Choice([each.value for each in Profile]),
     help="With --create: the source of its policy's defaults.",
 )
+@time_zone_option(of="Time zone of dates, and of times without one, in JSON lines that name none", expose=True)
 @server_options
 @json_option
 def observe_command(
@@ -103,6 +105,7 @@ def observe_command(
     create: bool,
     kind: str | None,
     profile: str | None,
+    time_zone: str | None,
     server: Server,
     as_json: bool,
 ) -> None:
@@ -110,8 +113,8 @@ def observe_command(
 
     A line is plain text, or a JSON object: text (or content, or structured), speaker, role (user,
     assistant, tool, system), session, time, importance (0 to 1), metadata, external_id, embedding, ttl (seconds),
-    expire_time, token_count, supersedes (ids or external_ids of what it corrects), valid_from, valid_until; all but the
-    first are optional.
+    expire_time, token_count, supersedes (ids or external_ids of what it corrects), valid_from, valid_until, time_zone
+    (of this line's times); all but the first are optional.
 
     The command returns when everything is stored. It lists observations that the server rejects with their lines, and
     sends the rest. After an interruption, or when the file has grown, the same command continues where the last run
@@ -125,8 +128,8 @@ def observe_command(
     """
     if (kind or profile) and not create:
         raise click.UsageError("--kind and --profile require --create.")
-    sending = _Sending(Format(form), session, Changed(changed), quiet=as_json)
-    tallies = [_create_tally(feed, Format(form)) for feed in _plan_feeds(files, producer, resume)]
+    sending = _Sending(Format(form), time_zone or "", session, Changed(changed), quiet=as_json)
+    tallies = [_create_tally(feed, sending) for feed in _plan_feeds(files, producer, resume)]
     if files in ((), (STDIN,)) and sys.stdin.isatty():
         print_line("reading from the keyboard; end with Ctrl-D", err=True)
 
@@ -163,11 +166,11 @@ def _plan_feeds(files: tuple[str, ...], producer: str | None, resume: bool | Non
         raise Misuse(describe_os_error(error)) from error
 
 
-def _create_tally(feed: Feed, form: Format) -> Tally:
+def _create_tally(feed: Feed, sending: _Sending) -> Tally:
     if not feed.repeatable:
         return Tally(feed, None)
     try:
-        found = scan_feed(feed, form)
+        found = scan_feed(feed, sending.form, sending.time_zone)
     except OSError as error:
         raise Misuse(describe_os_error(error)) from error
     if found.malformed:
@@ -257,7 +260,7 @@ async def _send_records(
     tally.base, tally.stream = stream.expected_sequence - 1, stream
     async with _show_progress(tally, sending.quiet):
         place = 0
-        async for file, line, item in read_records(tally.feed, sending.form):
+        async for file, line, item in read_records(tally.feed, sending.form, sending.time_zone):
             if isinstance(item, Malformed):
                 tally.note_malformed(Problem(file, line, item.problem))
                 continue

@@ -12,7 +12,7 @@ from typing import Any
 
 from memstream.codec import observation_to_wire
 from memstream.errors import MemstreamError
-from memstream.times import read_time
+from memstream.times import read_time, read_zone
 from memstream.values import MetadataValue, Observation, Role, Structured
 
 
@@ -68,8 +68,10 @@ _FOREIGN = tuple(
 class RecordReader:
     """Parses the lines of one file into observations, in order."""
 
-    def __init__(self, form: Format) -> None:
+    def __init__(self, form: Format, time_zone: str = "") -> None:
+        """`time_zone`: of dates, and of times without one, in records that name none."""
         self._form = form
+        self._zone = time_zone
         self._first = True
         self._foreign = ""
 
@@ -92,7 +94,7 @@ class RecordReader:
             self._form, self._foreign = _recognize_form(text)
         if self._foreign:
             return Malformed(self._foreign)
-        return Observation(text) if self._form is Format.LINES else parse_record(text)
+        return Observation(text) if self._form is Format.LINES else parse_record(text, self._zone)
 
 
 def _recognize_form(text: str) -> tuple[Format, str]:
@@ -127,8 +129,8 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def parse_record(text: str) -> Observation | Malformed:
-    """Parses a JSON object; its keys are one of BODIES and any of FIELDS."""
+def parse_record(text: str, time_zone: str = "") -> Observation | Malformed:
+    """Parses a JSON object; its keys are one of BODIES, any of FIELDS, and ZONE, which replaces `time_zone`."""
     try:
         value = json.loads(text, object_pairs_hook=_reject_duplicates)
     except _DuplicateKey as error:
@@ -138,7 +140,7 @@ def parse_record(text: str) -> Observation | Malformed:
     if not isinstance(value, dict):
         return Malformed(f"is {_describe_type(value)}, not a JSON object")
     try:
-        parsed = _parse_fields(value)  # before the body, to report a misspelt "text"
+        parsed = _parse_fields(value, time_zone)  # before the body, to report a misspelt "text"
         observation = Observation(_parse_body(value), **parsed)
         observation_to_wire(observation)  # reject it before it gets a number
     except (MemstreamError, ValueError) as error:
@@ -159,24 +161,26 @@ def _parse_body(value: Mapping[str, Any]) -> str | Structured:
     return Structured(**{name: _parse_text(f"structured.{name}", part) for name, part in body.items()})
 
 
-def _parse_fields(value: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_fields(value: Mapping[str, Any], time_zone: str) -> dict[str, Any]:
     parsed: dict[str, Any] = {}
+    zone = time_zone if value.get(ZONE) is None else _parse_text(ZONE, value[ZONE])
+    read_zone(zone)
     for key, item in value.items():
-        if key in BODIES:
+        if key in BODIES or key == ZONE:
             continue
         if item is None:
             if key in _NEVER_NULL:
                 raise ValueError(f"{key} is null: leave it out for now, the moment at which the server receives it")
             continue
         if key not in FIELDS:
-            known = ", ".join([*BODIES, *FIELDS])
+            known = ", ".join([*BODIES, *FIELDS, ZONE])
             raise ValueError(
                 f"{key!r} is not a field of an observation (those are {known}); put other values into metadata"
             )
         name, read = FIELDS[key]
         if name in parsed:
             raise ValueError(f"{name} is given twice")
-        parsed[name] = read(key, item)
+        parsed[name] = _parse_time(key, item, zone) if read is _parse_time else read(key, item)
     return parsed
 
 
@@ -213,10 +217,11 @@ def _parse_integer(key: str, value: object) -> int:
     return value
 
 
-def _parse_time(key: str, value: object) -> datetime:
+def _parse_time(key: str, value: object, time_zone: str = "") -> datetime:
+    given = value if isinstance(value, str) else _parse_number(key, value)
     try:
         # A date that ends a validity includes its day.
-        return read_time(value if isinstance(value, str) else _parse_number(key, value), until=key == "valid_until")
+        return read_time(given, time_zone, until=key == "valid_until")
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
 
@@ -249,6 +254,8 @@ def _parse_keys(key: str, value: object) -> list[str]:
     return [_parse_text(key, value)]
 
 
+ZONE = "time_zone"
+"""Key of the zone of a record's dates, and of its times without one."""
 BODIES = ("text", "content", "structured")
 """Keys of the content; a record has exactly one."""
 FIELDS: dict[str, tuple[str, Callable[[str, object], object]]] = {

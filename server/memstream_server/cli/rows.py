@@ -68,9 +68,11 @@ class Adoption:
     columns: Columns
     importance: float
     time_us: int
-    """Creation time of the fragments, and time of rows without one."""
+    """Creation time of the fragments; also their time, if no field has it."""
     model: str = ""
     """The model of the vectors; empty: do not read vectors."""
+    missing_time_us: int | None = None
+    """Time of rows whose time is null; None: such a row is refused."""
     content_bytes_max: int = 0
     """The server's limit; 0: not announced."""
     name_bytes_max: int = 0
@@ -180,8 +182,12 @@ def _parse_importance(row: Mapping[str, Any], adoption: Adoption) -> float:
 def _parse_time_us(row: Mapping[str, Any], adoption: Adoption) -> int:
     field = adoption.columns.time
     value = row.get(field) if field else None
-    if value is None:
+    if not field:
         return adoption.time_us
+    if value is None:
+        if adoption.missing_time_us is None:  # an unknown time would become the present
+            raise ValueError(f"{field} is null, which is no time: pass --time for such rows, or omit --time-field")
+        return adoption.missing_time_us
     if not isinstance(value, str | int | float):
         raise ValueError(f"{field} must be a time, is {value!r}")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -95,6 +96,23 @@ def find_unmatched(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0
         *(Unmatched("sessions", each) for each in unknown),
         *(Unmatched("metadata", each) for each in absent),
     )
+
+
+def fold_names(asked: Iterable[str], field: str) -> dict[str, str]:
+    """What a filter asks for in a field of `Unmatched`, by the form in which fragments are compared."""
+    return {fold_name(each) if field == "speakers" else each: each for each in asked}
+
+
+def drop_named(left: dict[str, str], fragments: Iterable[Fragment], field: str) -> None:
+    """Remove from `left` (as fold_names makes it) what these fragments have."""
+    for one in fragments:
+        if field == "speakers":
+            left.pop(fold_name(one.speaker), None)
+        elif field == "sessions":
+            left.pop(one.session, None)
+        else:
+            for key, _ in one.metadata:
+                left.pop(key, None)
 
 
 def _drop_outside(passed: Mask, times_us: npt.NDArray[np.int64], from_us: int | None, until_us: int | None) -> None:

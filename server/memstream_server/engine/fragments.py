@@ -7,9 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memstream_server.core.enhancement import merged_text
-from memstream_server.core.filters import Filter, Listing, Unmatched, mask, order_slots, visible
+from memstream_server.core.filters import (
+    Filter,
+    Listing,
+    Unmatched,
+    drop_named,
+    fold_names,
+    mask,
+    order_slots,
+    visible,
+)
 from memstream_server.core.session_summaries import SessionQuery, SessionSummary, summarize_sessions
-from memstream_server.core.speakers import fold_name
 from memstream_server.core.values import Enhancement, Fragment, Tier
 from memstream_server.engine import lifecycle, putting, supersession, versions
 from memstream_server.engine.byte_quota import check_bytes
@@ -118,12 +126,21 @@ class Fragments:
                 return found, None, record.revision, record.uid
             after = page[-1].position
 
+    async def check_selection(
+        self, namespace: str, name: str, which: Sequence[str] | Filter, forgotten: bool | None
+    ) -> tuple[Unmatched, ...]:
+        """As find_unmatched, for what a change selects; ids have no unmatched part."""
+        if not isinstance(which, Filter):
+            return ()
+        return await self.find_unmatched((await self._registry.read_record(namespace, name)).uid, which, forgotten)
+
     async def find_unmatched(
-        self, uid: str, chosen: Filter, forgotten: bool, listed: Sequence[Fragment]
+        self, uid: str, chosen: Filter, forgotten: bool | None, listed: Sequence[Fragment] = ()
     ) -> tuple[Unmatched, ...]:
         """The speakers, sessions and metadata keys of a filter that no fragment of the memory has.
 
-        `listed`: what a list by that filter found first; only what is not in it is searched.
+        `forgotten`: None counts the forgotten ones, too. `listed`: what a list by that filter found first; only what is
+        not in it is searched.
         """
         unmatched: list[Unmatched] = []
         for field, asked in (
@@ -131,11 +148,10 @@ class Fragments:
             ("sessions", chosen.sessions),
             ("metadata", () if listed else tuple(key for key, _ in chosen.metadata)),  # what is listed has all keys
         ):
-            left = {fold_name(each) if field == "speakers" else each: each for each in asked}
+            left = fold_names(asked, field)
             page, query = listed, FragmentQuery(forgotten=forgotten, limit=PAGE)
             while True:
-                for name in [name for one in page for name in _names_in(one, field)]:
-                    left.pop(name, None)
+                drop_named(left, page, field)
                 if not left:
                     break
                 if field == "speakers":
@@ -285,10 +301,3 @@ class Fragments:
         """Remove the fragments of these tiers permanently; no tiers means all."""
         async with self._registry.use(namespace, name) as actor:
             return await lifecycle.clear(actor, tiers, self._storage, once)
-
-
-def _names_in(fragment: Fragment, field: str) -> list[str]:
-    """What a fragment has of a field of `Unmatched`, speakers folded."""
-    if field == "speakers":
-        return [fold_name(fragment.speaker)]
-    return [fragment.session] if field == "sessions" else [key for key, _ in fragment.metadata]

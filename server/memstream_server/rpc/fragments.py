@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import grpc.aio
 
 from memstream.v1 import memory_service_pb2 as pb
-from memstream_server.core.filters import Filter, Listing, Order
+from memstream_server.core.filters import Filter, Listing, Order, Unmatched
 from memstream_server.core.policy import Truth
 from memstream_server.core.values import Fragment
 from memstream_server.engine.lifecycle import FragmentChange
@@ -169,12 +169,13 @@ class FragmentMethods:
         fragments, following, revision, uid = page
         if uid_before and uid_before != uid:
             raise PageTokenInvalid("the page_token is of an earlier memory of that name; start without one")
-        asks = as_of is None and position is None and listing.chosen != Filter()
-        unmatched = (
-            await self._engine.fragments.find_unmatched(uid, listing.chosen, request.forgotten, fragments)
-            if asks
-            else ()
-        )
+        unmatched: tuple[Unmatched, ...] = ()
+        if position is None and as_of is None:
+            find = self._engine.fragments.find_unmatched
+            unmatched = await find(uid, listing.chosen, request.forgotten, fragments)
+        elif position is None and as_of is not None:
+            find_past = self._engine.past.find_unmatched
+            unmatched = await find_past(namespace, name, as_of, listing.chosen, request.forgotten)
         shown, count = await encode_fitting(
             fragments,
             pb.ListFragmentsResponse(),
@@ -246,8 +247,13 @@ class FragmentMethods:
         call = idempotent_call(request, namespace, request.request_id, pb.ForgetFragmentsResponse)
 
         async def forget() -> pb.ForgetFragmentsResponse:
-            return _forget_response(
-                await self._engine.fragments.forget(namespace, name, which, commit_with_answer(call, _forget_response))
+            unmatched = await self._engine.fragments.check_selection(namespace, name, which, forgotten=False)
+
+            def respond(changed: Changed) -> pb.ForgetFragmentsResponse:
+                return _forget_response(changed, unmatched)
+
+            return respond(
+                await self._engine.fragments.forget(namespace, name, which, commit_with_answer(call, respond))
             )
 
         return await respond_once(call, self._engine, forget)
@@ -259,10 +265,13 @@ class FragmentMethods:
         call = idempotent_call(request, namespace, request.request_id, pb.RestoreFragmentsResponse)
 
         async def restore() -> pb.RestoreFragmentsResponse:
-            return _restore_response(
-                await self._engine.fragments.restore(
-                    namespace, name, which, commit_with_answer(call, _restore_response)
-                )
+            unmatched = await self._engine.fragments.check_selection(namespace, name, which, forgotten=True)
+
+            def respond(changed: Changed) -> pb.RestoreFragmentsResponse:
+                return _restore_response(changed, unmatched)
+
+            return respond(
+                await self._engine.fragments.restore(namespace, name, which, commit_with_answer(call, respond))
             )
 
         return await respond_once(call, self._engine, restore)
@@ -309,8 +318,13 @@ class FragmentMethods:
         call = idempotent_call(request, namespace, request.request_id, pb.EraseFragmentsResponse)
 
         async def erase() -> pb.EraseFragmentsResponse:
-            answer = None if call is None else lambda operation: call.make_answer(_erase_response(operation))
-            return _erase_response(await self._engine.erasing.start(namespace, name, which, answer))
+            unmatched = await self._engine.fragments.check_selection(namespace, name, which, forgotten=None)
+
+            def respond(operation: Operation) -> pb.EraseFragmentsResponse:
+                return _erase_response(operation, unmatched)
+
+            answer = None if call is None else lambda operation: call.make_answer(respond(operation))
+            return respond(await self._engine.erasing.start(namespace, name, which, answer))
 
         return await respond_once(call, self._engine, erase)
 
@@ -404,17 +418,23 @@ def _restored_response(result: tuple[Fragment, int]) -> pb.RestoreFragmentVersio
     return pb.RestoreFragmentVersionResponse(fragment=fragment_message(fragment), revision=revision)
 
 
-def _forget_response(changed: Changed) -> pb.ForgetFragmentsResponse:
-    return pb.ForgetFragmentsResponse(forgotten=changed.count, revision=changed.revision)
+def _forget_response(changed: Changed, unmatched: Iterable[Unmatched]) -> pb.ForgetFragmentsResponse:
+    return pb.ForgetFragmentsResponse(
+        forgotten=changed.count, revision=changed.revision, unmatched=map(unmatched_message, unmatched)
+    )
 
 
-def _restore_response(changed: Changed) -> pb.RestoreFragmentsResponse:
-    return pb.RestoreFragmentsResponse(restored=changed.count, revision=changed.revision)
+def _restore_response(changed: Changed, unmatched: Iterable[Unmatched]) -> pb.RestoreFragmentsResponse:
+    return pb.RestoreFragmentsResponse(
+        restored=changed.count, revision=changed.revision, unmatched=map(unmatched_message, unmatched)
+    )
 
 
 def _supersede_response(changed: Changed) -> pb.SupersedeFragmentsResponse:
     return pb.SupersedeFragmentsResponse(superseded=changed.count, revision=changed.revision)
 
 
-def _erase_response(operation: Operation) -> pb.EraseFragmentsResponse:
-    return pb.EraseFragmentsResponse(operation=operation_message(operation))
+def _erase_response(operation: Operation, unmatched: Iterable[Unmatched]) -> pb.EraseFragmentsResponse:
+    return pb.EraseFragmentsResponse(
+        operation=operation_message(operation), unmatched=map(unmatched_message, unmatched)
+    )

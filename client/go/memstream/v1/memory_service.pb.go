@@ -1907,7 +1907,7 @@ type ListFragmentsResponse struct {
 	Revision int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	// The memory's uid.
 	MemoryUid string `protobuf:"bytes,4,opt,name=memory_uid,json=memoryUid,proto3" json:"memory_uid,omitempty"`
-	// Parts of the filter that nothing can match. In the first page, without `as_of`.
+	// Parts of the filter that nothing can match. In the first page.
 	Unmatched     []*UnmatchedCondition `protobuf:"bytes,5,rep,name=unmatched,proto3" json:"unmatched,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3970,7 +3970,9 @@ type ForgetFragmentsResponse struct {
 	// How many were forgotten.
 	Forgotten int64 `protobuf:"varint,1,opt,name=forgotten,proto3" json:"forgotten,omitempty"`
 	// The memory's revision.
-	Revision      int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Parts of the filter that nothing can match.
+	Unmatched     []*UnmatchedCondition `protobuf:"bytes,3,rep,name=unmatched,proto3" json:"unmatched,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4017,6 +4019,13 @@ func (x *ForgetFragmentsResponse) GetRevision() int64 {
 		return x.Revision
 	}
 	return 0
+}
+
+func (x *ForgetFragmentsResponse) GetUnmatched() []*UnmatchedCondition {
+	if x != nil {
+		return x.Unmatched
+	}
+	return nil
 }
 
 // Restores fragments.
@@ -4108,7 +4117,9 @@ type RestoreFragmentsResponse struct {
 	// How many were restored or are current again.
 	Restored int64 `protobuf:"varint,1,opt,name=restored,proto3" json:"restored,omitempty"`
 	// The memory's revision.
-	Revision      int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Parts of the filter that no forgotten fragment can match.
+	Unmatched     []*UnmatchedCondition `protobuf:"bytes,3,rep,name=unmatched,proto3" json:"unmatched,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4155,6 +4166,13 @@ func (x *RestoreFragmentsResponse) GetRevision() int64 {
 		return x.Revision
 	}
 	return 0
+}
+
+func (x *RestoreFragmentsResponse) GetUnmatched() []*UnmatchedCondition {
+	if x != nil {
+		return x.Unmatched
+	}
+	return nil
 }
 
 // Supersedes fragments.
@@ -4725,7 +4743,9 @@ func (x *EraseFragmentsRequest) GetRequestId() string {
 type EraseFragmentsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The operation.
-	Operation     *Operation `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	Operation *Operation `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	// Parts of the filter that nothing can match.
+	Unmatched     []*UnmatchedCondition `protobuf:"bytes,2,rep,name=unmatched,proto3" json:"unmatched,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4763,6 +4783,13 @@ func (*EraseFragmentsResponse) Descriptor() ([]byte, []int) {
 func (x *EraseFragmentsResponse) GetOperation() *Operation {
 	if x != nil {
 		return x.Operation
+	}
+	return nil
+}
+
+func (x *EraseFragmentsResponse) GetUnmatched() []*UnmatchedCondition {
+	if x != nil {
+		return x.Unmatched
 	}
 	return nil
 }
@@ -5520,20 +5547,22 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\x03ids\x18\x03 \x03(\tR\x03ids\x124\n" +
 	"\x06filter\x18\x04 \x01(\v2\x1c.memstream.v1.FragmentFilterR\x06filter\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x05 \x01(\tR\trequestId\"S\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"\x93\x01\n" +
 	"\x17ForgetFragmentsResponse\x12\x1c\n" +
 	"\tforgotten\x18\x01 \x01(\x03R\tforgotten\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x03R\brevision\"\xb6\x01\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\x12>\n" +
+	"\tunmatched\x18\x03 \x03(\v2 .memstream.v1.UnmatchedConditionR\tunmatched\"\xb6\x01\n" +
 	"\x17RestoreFragmentsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x10\n" +
 	"\x03ids\x18\x03 \x03(\tR\x03ids\x124\n" +
 	"\x06filter\x18\x04 \x01(\v2\x1c.memstream.v1.FragmentFilterR\x06filter\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x05 \x01(\tR\trequestId\"R\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"\x92\x01\n" +
 	"\x18RestoreFragmentsResponse\x12\x1a\n" +
 	"\brestored\x18\x01 \x01(\x03R\brestored\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x03R\brevision\"\xf9\x01\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\x12>\n" +
+	"\tunmatched\x18\x03 \x03(\v2 .memstream.v1.UnmatchedConditionR\tunmatched\"\xf9\x01\n" +
 	"\x19SupersedeFragmentsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x10\n" +
@@ -5577,9 +5606,10 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\x03ids\x18\x03 \x03(\tR\x03ids\x124\n" +
 	"\x06filter\x18\x04 \x01(\v2\x1c.memstream.v1.FragmentFilterR\x06filter\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x05 \x01(\tR\trequestId\"O\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"\x8f\x01\n" +
 	"\x16EraseFragmentsResponse\x125\n" +
-	"\toperation\x18\x01 \x01(\v2\x17.memstream.v1.OperationR\toperation\"k\n" +
+	"\toperation\x18\x01 \x01(\v2\x17.memstream.v1.OperationR\toperation\x12>\n" +
+	"\tunmatched\x18\x02 \x03(\v2 .memstream.v1.UnmatchedConditionR\tunmatched\"k\n" +
 	"\x14ReflectMemoryRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x1d\n" +
@@ -5820,78 +5850,81 @@ var file_memstream_v1_memory_service_proto_depIdxs = []int32{
 	77, // 54: memstream.v1.OpenStandingQuery.open_time:type_name -> google.protobuf.Timestamp
 	77, // 55: memstream.v1.OpenStandingQuery.change_time:type_name -> google.protobuf.Timestamp
 	79, // 56: memstream.v1.ForgetFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	79, // 57: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	90, // 58: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
-	91, // 59: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
-	90, // 60: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
-	79, // 61: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
-	92, // 62: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
-	92, // 63: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
-	67, // 64: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
-	92, // 65: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
-	1,  // 66: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
-	3,  // 67: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
-	6,  // 68: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
-	8,  // 69: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
-	10, // 70: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
-	12, // 71: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
-	14, // 72: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
-	16, // 73: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
-	20, // 74: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
-	22, // 75: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
-	24, // 76: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
-	26, // 77: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
-	28, // 78: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
-	50, // 79: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
-	52, // 80: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
-	54, // 81: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
-	56, // 82: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
-	58, // 83: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
-	30, // 84: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
-	33, // 85: memstream.v1.MemoryService.ListFragmentEvents:input_type -> memstream.v1.ListFragmentEventsRequest
-	35, // 86: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
-	37, // 87: memstream.v1.MemoryService.ListRecallReceipts:input_type -> memstream.v1.ListRecallReceiptsRequest
-	41, // 88: memstream.v1.MemoryService.ReplayRecall:input_type -> memstream.v1.ReplayRecallRequest
-	44, // 89: memstream.v1.MemoryService.ListSessions:input_type -> memstream.v1.ListSessionsRequest
-	47, // 90: memstream.v1.MemoryService.ListStandingQueries:input_type -> memstream.v1.ListStandingQueriesRequest
-	60, // 91: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
-	62, // 92: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
-	64, // 93: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
-	66, // 94: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
-	2,  // 95: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
-	4,  // 96: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
-	7,  // 97: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
-	9,  // 98: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
-	11, // 99: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
-	13, // 100: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
-	15, // 101: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
-	17, // 102: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
-	21, // 103: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
-	23, // 104: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
-	25, // 105: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
-	27, // 106: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
-	29, // 107: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
-	51, // 108: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
-	53, // 109: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
-	55, // 110: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
-	57, // 111: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
-	59, // 112: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
-	31, // 113: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
-	34, // 114: memstream.v1.MemoryService.ListFragmentEvents:output_type -> memstream.v1.ListFragmentEventsResponse
-	36, // 115: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
-	38, // 116: memstream.v1.MemoryService.ListRecallReceipts:output_type -> memstream.v1.ListRecallReceiptsResponse
-	42, // 117: memstream.v1.MemoryService.ReplayRecall:output_type -> memstream.v1.ReplayRecallResponse
-	45, // 118: memstream.v1.MemoryService.ListSessions:output_type -> memstream.v1.ListSessionsResponse
-	48, // 119: memstream.v1.MemoryService.ListStandingQueries:output_type -> memstream.v1.ListStandingQueriesResponse
-	61, // 120: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
-	63, // 121: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
-	65, // 122: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
-	68, // 123: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
-	95, // [95:124] is the sub-list for method output_type
-	66, // [66:95] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	82, // 57: memstream.v1.ForgetFragmentsResponse.unmatched:type_name -> memstream.v1.UnmatchedCondition
+	79, // 58: memstream.v1.RestoreFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	82, // 59: memstream.v1.RestoreFragmentsResponse.unmatched:type_name -> memstream.v1.UnmatchedCondition
+	90, // 60: memstream.v1.ListConflictsResponse.conflicts:type_name -> memstream.v1.ConflictRecord
+	91, // 61: memstream.v1.ResolveConflictRequest.decision:type_name -> memstream.v1.ConflictDecision
+	90, // 62: memstream.v1.ResolveConflictResponse.conflict:type_name -> memstream.v1.ConflictRecord
+	79, // 63: memstream.v1.EraseFragmentsRequest.filter:type_name -> memstream.v1.FragmentFilter
+	92, // 64: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
+	82, // 65: memstream.v1.EraseFragmentsResponse.unmatched:type_name -> memstream.v1.UnmatchedCondition
+	92, // 66: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
+	67, // 67: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
+	92, // 68: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
+	1,  // 69: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
+	3,  // 70: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
+	6,  // 71: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
+	8,  // 72: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
+	10, // 73: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
+	12, // 74: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
+	14, // 75: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
+	16, // 76: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
+	20, // 77: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
+	22, // 78: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
+	24, // 79: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
+	26, // 80: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
+	28, // 81: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
+	50, // 82: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
+	52, // 83: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
+	54, // 84: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
+	56, // 85: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
+	58, // 86: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
+	30, // 87: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
+	33, // 88: memstream.v1.MemoryService.ListFragmentEvents:input_type -> memstream.v1.ListFragmentEventsRequest
+	35, // 89: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
+	37, // 90: memstream.v1.MemoryService.ListRecallReceipts:input_type -> memstream.v1.ListRecallReceiptsRequest
+	41, // 91: memstream.v1.MemoryService.ReplayRecall:input_type -> memstream.v1.ReplayRecallRequest
+	44, // 92: memstream.v1.MemoryService.ListSessions:input_type -> memstream.v1.ListSessionsRequest
+	47, // 93: memstream.v1.MemoryService.ListStandingQueries:input_type -> memstream.v1.ListStandingQueriesRequest
+	60, // 94: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
+	62, // 95: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
+	64, // 96: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
+	66, // 97: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
+	2,  // 98: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
+	4,  // 99: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
+	7,  // 100: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
+	9,  // 101: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
+	11, // 102: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
+	13, // 103: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
+	15, // 104: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
+	17, // 105: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
+	21, // 106: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
+	23, // 107: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
+	25, // 108: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
+	27, // 109: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
+	29, // 110: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
+	51, // 111: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
+	53, // 112: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
+	55, // 113: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
+	57, // 114: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
+	59, // 115: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
+	31, // 116: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
+	34, // 117: memstream.v1.MemoryService.ListFragmentEvents:output_type -> memstream.v1.ListFragmentEventsResponse
+	36, // 118: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
+	38, // 119: memstream.v1.MemoryService.ListRecallReceipts:output_type -> memstream.v1.ListRecallReceiptsResponse
+	42, // 120: memstream.v1.MemoryService.ReplayRecall:output_type -> memstream.v1.ReplayRecallResponse
+	45, // 121: memstream.v1.MemoryService.ListSessions:output_type -> memstream.v1.ListSessionsResponse
+	48, // 122: memstream.v1.MemoryService.ListStandingQueries:output_type -> memstream.v1.ListStandingQueriesResponse
+	61, // 123: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
+	63, // 124: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
+	65, // 125: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
+	68, // 126: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
+	98, // [98:127] is the sub-list for method output_type
+	69, // [69:98] is the sub-list for method input_type
+	69, // [69:69] is the sub-list for extension type_name
+	69, // [69:69] is the sub-list for extension extendee
+	0,  // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_service_proto_init() }

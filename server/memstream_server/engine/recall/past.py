@@ -10,12 +10,12 @@ Rule 3. Nothing here changes the memory, and nothing is kept after the call: era
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memstream_server.core.enhancement import merged_text
-from memstream_server.core.filters import Listing
+from memstream_server.core.filters import Filter, Listing, Unmatched, drop_named, fold_names
 from memstream_server.core.timeline import Loss, NotKept, Timeline
 from memstream_server.core.values import Enhancement, Fragment, Held, Tier
 from memstream_server.engine import lifecycle
@@ -253,24 +253,46 @@ class Past:
         limit: int,
     ) -> tuple[list[Fragment], int | None, int, str]:
         """As Fragments.list_page, of the past. Raises CursorCompacted, CursorVoid."""
-        moment = await self._open(namespace, name, as_of)
-        await moment.read_log()
-        _check_kept(moment.timeline)
+        moment = await self._open_log(namespace, name, as_of)
         record, revision = moment.record, moment.timeline.revision
         found: list[Fragment] = []
-        while True:
-            query = FragmentQuery(forgotten=None, after=after, limit=PAGE)
-            page = await self._storage.journal.list_fragments(record.uid, query)
-            built = [
-                one for one in await moment.rebuild_all(page) if (one.forget_time_us is not None) == listing.forgotten
-            ]
-            for fragment in built if listing.forgotten else lifecycle.drop_expired(built, record, moment.time_us):
+        async for page in self._iterate_pages(moment, listing.forgotten, after):
+            for fragment in page:
                 if listing.has(fragment, moment.time_us):
                     found.append(fragment)
                     if len(found) > limit:
                         return found[:limit], found[limit - 1].position, revision, record.uid
+        return found, None, revision, record.uid
+
+    async def find_unmatched(
+        self, namespace: str, name: str, as_of: AsOf, chosen: Filter, forgotten: bool
+    ) -> tuple[Unmatched, ...]:
+        """As Fragments.find_unmatched, of the past. Raises CursorCompacted, CursorVoid."""
+        asked = {"speakers": chosen.speakers, "sessions": chosen.sessions, "metadata": [k for k, _ in chosen.metadata]}
+        left = {field: fold_names(names, field) for field, names in asked.items()}
+        if any(left.values()):
+            async for page in self._iterate_pages(await self._open_log(namespace, name, as_of), forgotten):
+                for field, names in left.items():
+                    drop_named(names, page, field)
+                if not any(left.values()):
+                    break
+        return tuple(Unmatched(field, each) for field, names in left.items() for each in names.values())
+
+    async def _open_log(self, namespace: str, name: str, as_of: AsOf) -> _Moment:
+        moment = await self._open(namespace, name, as_of)
+        await moment.read_log()
+        _check_kept(moment.timeline)
+        return moment
+
+    async def _iterate_pages(self, moment: _Moment, forgotten: bool, after: int = -1) -> AsyncIterator[list[Fragment]]:
+        """The fragments as they were, in order of receipt, without expired ones."""
+        while True:
+            query = FragmentQuery(forgotten=None, after=after, limit=PAGE)
+            page = await self._storage.journal.list_fragments(moment.record.uid, query)
+            built = [one for one in await moment.rebuild_all(page) if (one.forget_time_us is not None) == forgotten]
+            yield built if forgotten else lifecycle.drop_expired(built, moment.record, moment.time_us)
             if len(page) < PAGE:
-                return found, None, revision, record.uid
+                return
             after = page[-1].position
 
     def limit_loads(self) -> asyncio.Semaphore:
