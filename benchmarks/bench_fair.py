@@ -15,6 +15,10 @@ way: other processes of the machine do not count in it, nor does the disk.
 The bar: at most three times; with a single call it may be longer by a slice. A cell over it is measured twice more, and
 the median of the three counts. Exits with 1 if a cell is over the bar and over what `fair_records.json` has for it.
 
+Small calls are measured until one of A's calls has ended, and the last column has how many ended, answered and refused.
+A cell during which none ended is measured without the load that it names: it has no ratio, and the benchmark exits with
+1. Streams that are quiet by nature (`Watch`, `WatchMessages`) count as load while they are open.
+
 With `--real-time`, which needs root, server and B have real-time priority, so that nothing else on the machine counts:
 so were the records measured, which `--write` writes. Without it B's p99 alone is measured while A's process uses its
 core without calling: what the cores that all processes share cost B is then on both sides of a ratio.
@@ -38,7 +42,18 @@ from pathlib import Path
 from bench_http import free_address
 from bench_overload import TENANTS, make_access
 from google.protobuf.descriptor import MethodDescriptor
-from heavy_calls import METHODS, Caller, World, find_missing, flood_http, from_record, prepare_world, to_record
+from heavy_calls import (
+    METHODS,
+    QUIET,
+    Caller,
+    Ends,
+    World,
+    find_missing,
+    flood_http,
+    from_record,
+    prepare_world,
+    to_record,
+)
 from report import Size, describe_machine, format_machine, make_parser, percentile
 from served import BenchServer, cpu_s
 
@@ -110,12 +125,14 @@ class SmallCalls:
         request.observations.add(content="Bob lives in Ulm")
         await self._caller.call(BY_NAME["ObserveBatch"], request)
 
-    async def measure(self, trials: int) -> dict[str, Times]:
-        """Both kinds, interleaved."""
+    async def measure(self, trials: int, has_load: Callable[[], Awaitable[bool]] | None = None) -> dict[str, Times]:
+        """Both kinds, interleaved. At least so many trials, and as many as it takes until there is load."""
         measured = {kind: Times() for kind in KINDS}
         calls: dict[str, Callable[[], Awaitable[None]]] = {"recall": self._recall, "observe": self._observe}
         until_s = time.perf_counter() + CELL_MAX_S
-        for _ in range(trials):
+        done = 0
+        while done < trials or (has_load is not None and not await has_load()):
+            done += 1
             for kind, call in calls.items():
                 used_s, began_s = cpu_s(self._pid), time.perf_counter()
                 await call()
@@ -143,21 +160,26 @@ class HeavyTenant:
         command = [sys.executable, __file__, "heavy", addresses[GRPC], addresses[HTTP], token, str(record)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    async def _tell(self, line: str, answer: str) -> None:
+    async def _ask(self, line: str) -> list[int]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
         said = (await asyncio.to_thread(self._process.stdout.readline)).strip()
-        if said != answer:
+        if not said.startswith("ok"):
             raise RuntimeError(f"{line}: {said or 'the process has ended'}")
+        return [int(number) for number in said.split()[1:]]
+
+    async def look(self) -> Ends:
+        """How A's calls ended since the flood began."""
+        return Ends(*await self._ask("look"))
 
     @contextlib.asynccontextmanager
     async def flood(self, name: str, port: str, calls: int) -> AsyncIterator[None]:
         """Keep calls in flight for the duration of the block. Raises RuntimeError if they end."""
-        await self._tell(f"{name} {port} {calls}", "begun")
+        await self._ask(f"{name} {port} {calls}")
         yield
-        await self._tell("stop", "stopped")
+        await self._ask("stop")
 
     def close(self) -> None:
         """End the process."""
@@ -166,28 +188,33 @@ class HeavyTenant:
 
 
 async def run_heavy_process(grpc_address: str, http_address: str, token: str, world: World) -> None:
-    """The process of tenant A: a line `NAME PORT CALLS` begins calls, `stop` ends them."""
+    """The process of tenant A: `NAME PORT CALLS` begins calls, `look` asks how they ended so far, `stop` ends them."""
     os.nice(NICE)
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     caller = Caller(grpc_address, token)
     calling: asyncio.Task[None] | None = None
+    ends = Ends()
     while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
+        if calling is not None and calling.done():
+            print(f"failed: {calling.exception()!r}", flush=True)
+            continue
+        if line == "look":
+            print(f"ok {ends.answered} {ends.refused}", flush=True)
+            continue
         if calling is not None:
-            failed = calling.exception() if calling.done() else None
             calling.cancel()
             await asyncio.gather(calling, return_exceptions=True)
             calling = None
-            print(f"failed: {failed!r}" if failed else "stopped", flush=True)
-            continue
-        name, port, calls = line.split()
-        method = BY_NAME.get(name)
-        if method is None:
-            calling = asyncio.create_task(_spin())
-        elif port == HTTP:
-            calling = asyncio.create_task(flood_http(http_address, method, world, int(calls), token))
         else:
-            calling = asyncio.create_task(caller.flood(method, world, int(calls)))
-        print("begun", flush=True)
+            name, port, calls = line.split()
+            ends, method = Ends(), BY_NAME.get(name)
+            if method is None:
+                calling = asyncio.create_task(_spin())
+            elif port == HTTP:
+                calling = asyncio.create_task(flood_http(http_address, method, world, int(calls), token, ends))
+            else:
+                calling = asyncio.create_task(caller.flood(method, world, int(calls), ends))
+        print("ok", flush=True)
 
 
 async def _spin() -> None:
@@ -207,19 +234,28 @@ def list_floods(size: Size, rpcs: frozenset[str]) -> Iterator[tuple[MethodDescri
             yield method, HTTP, (1, most)
 
 
+def make_admin_access(directory: Path) -> tuple[dict[str, str | float], dict[str, str]]:
+    """As `make_access`; A may also call what concerns the whole server."""
+    access, tokens = make_access(directory)
+    policy = Path(str(access["access_policy_file"]))
+    grant = f'\n[[grant]]\nwho = ["key:{HEAVY}"]\nnamespaces = ["*"]\nverbs = ["admin"]\n'
+    policy.write_text(policy.read_text("utf-8") + grant, "utf-8")
+    return access, tokens
+
+
 @contextlib.asynccontextmanager
 async def run_tenants(size: Size) -> AsyncIterator[tuple[dict[str, str], dict[str, str], Path, SmallCalls]]:
     """(addresses by port, keys, A's world, B) of a server with both tenants' memories."""
     async with contextlib.AsyncExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        access, tokens = make_access(scratch / "access")
+        access, tokens = make_admin_access(scratch / "access")
         http = free_address()
         server = stack.enter_context(BenchServer(scratch / "data", http_listen=http, **access))
         light, heavy = Caller(server.address, tokens[LIGHT]), Caller(server.address, tokens[HEAVY])
-        stack.push_async_callback(light.close)
+        stack.push_async_callback(light.aclose)
         await light.call(BY_NAME["CreateMemory"], memories.CreateMemoryRequest(**SMALL))
         world = await prepare_world(heavy, HEAVY, FRAGMENTS[size])
-        await heavy.close()
+        await heavy.aclose()
         record = scratch / "world.json"
         record.write_text(to_record(world), "utf-8")
         yield {GRPC: server.address, HTTP: http}, tokens, record, SmallCalls(light, server.pid)
@@ -234,8 +270,14 @@ class Cell:
     many: bool
     kind: str
     times: Times
+    ends: Ends
     ratio: float = 0.0
     cpu_ratio: float = 0.0
+
+    @property
+    def has_load(self) -> bool:
+        """Whether A's calls were under way."""
+        return self.rpc in QUIET or self.ends.answered + self.ends.refused > 0
 
     @property
     def name(self) -> str:
@@ -273,10 +315,15 @@ class Measuring:
 
     async def measure_flood(self, rpc: str, port: str, calls: int) -> list[Cell]:
         """A cell of each kind."""
+
+        async def has_load() -> bool:
+            return Cell(rpc, port, calls > 1, "", Times(), await self._heavy.look()).has_load
+
         async with self._heavy.flood(rpc, port, calls):
-            measured = await self._small.measure(TRIALS[self._size])
+            measured = await self._small.measure(TRIALS[self._size], has_load)
+            ends = await self._heavy.look()
         await self._small.wait_idle()
-        return [Cell(rpc, port, calls > 1, kind, times) for kind, times in measured.items()]
+        return [Cell(rpc, port, calls > 1, kind, times, ends) for kind, times in measured.items()]
 
     def over_bar(self, cells: list[Cell]) -> list[Cell]:
         """Those over the bar, by what was measured alone so far."""
@@ -288,13 +335,15 @@ class Measuring:
         """Repeat a flood if one of its cells is over the bar. The median of each cell counts."""
         if not self.over_bar(cells):
             return
-        found = [[cell.times] for cell in cells]
+        found = [[cell] for cell in cells]
         for _ in range(AGAIN[self._size]):
             again = await self.measure_flood(cells[0].rpc, cells[0].port, calls)
-            for times, other in zip(found, again, strict=True):
-                times.append(other.times)
-        for cell, times in zip(cells, found, strict=True):
-            cell.times = sorted(times, key=Times.p99_ms)[len(times) // 2]
+            for same, other in zip(found, again, strict=True):
+                same.append(other)
+        for cell, same in zip(cells, found, strict=True):
+            loaded = sorted((each for each in same if each.has_load), key=lambda each: each.times.p99_ms()) or [cell]
+            median = loaded[len(loaded) // 2]
+            cell.times, cell.ends = median.times, median.ends
 
 
 async def measure_cells(size: Size, real_time: bool, rpcs: frozenset[str]) -> tuple[list[Cell], Measuring]:
@@ -321,8 +370,12 @@ def format_cells(cells: list[Cell]) -> str:
     """A Markdown table: a row for each rpc and port."""
     rows: dict[tuple[str, str], list[str]] = {}
     for cell in sorted(cells, key=lambda cell: (KINDS.index(cell.kind), cell.many)):
-        rows.setdefault((cell.rpc, cell.port), []).append(f"{cell.ratio:.1f} ({cell.cpu_ratio:.1f})")
-    header = ["rpc", "port", *(f"{kind}, {many}" for kind in KINDS for many in ("1 call", "many"))]
+        ratios = f"{cell.ratio:.1f} ({cell.cpu_ratio:.1f})" if cell.has_load else "no load"
+        rows.setdefault((cell.rpc, cell.port), []).append(ratios)
+    for cell in cells:
+        if cell.many and cell.kind == KINDS[0]:
+            rows[cell.rpc, cell.port].append(f"{cell.ends.answered} / {cell.ends.refused}")
+    header = ["rpc", "port", *(f"{kind}, {many}" for kind in KINDS for many in ("1 call", "many")), "ended, many"]
     lines = [header, ["---"] * len(header), *([*key, *row] for key, row in sorted(rows.items()))]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -353,25 +406,31 @@ def run_benchmark() -> int:
     if given.real_time:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(REAL_TIME))  # the server inherits it
     cells, measuring = asyncio.run(measure_cells(given.size, given.real_time, rpcs))
-    over = measuring.over_bar(cells)
+    idle = [cell for cell in cells if not cell.has_load]
+    over = measuring.over_bar([cell for cell in cells if cell.has_load])
     print(format_machine(describe_machine()))
     print(f"{'real-time' if given.real_time else 'ordinary'} priority; the records are of real-time priority")
     for kind, times in measuring.alone.items():
         print(f"{kind} alone: p50 {statistics.median(times.taken_ms):.1f} ms, p99 {times.p99_ms():.1f} ms")
     print(format_cells(cells))
-    print(f"{len(cells) - len(over)} of {len(cells)} cells are within the bar")
+    print(f"{len(cells) - len(over) - len(idle)} of {len(cells)} cells are within the bar")
+    for cell in idle:
+        print(f"{cell.name}: no call ended")
     if given.json is not None:
-        figures = [{"cell": one.name, "ratio": one.ratio, "cpu_ratio": one.cpu_ratio} for one in cells]
+        figures = [
+            {"cell": one.name, "ratio": one.ratio, "cpu_ratio": one.cpu_ratio, "answered": one.ends.answered}
+            for one in cells
+        ]
         given.json.write_text(json.dumps({"machine": describe_machine(), "cells": figures}, indent=1), "utf-8")
     records: dict[str, float] = json.loads(RECORDS.read_text("utf-8"))
     if given.write:
         kept = {name: ratio for name, ratio in records.items() if name not in {cell.name for cell in cells}}
         kept |= {cell.name: round(cell.ratio, 1) for cell in over}
         RECORDS.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n", "utf-8")
-        return 0
+        return 1 if idle else 0
     failures = find_failures(over, records)
     print("\n".join(["over the bar and their records:", *failures]) if failures else "none is over its record")
-    return 1 if failures and given.size is not Size.TINY else 0
+    return 1 if (failures or idle) and given.size is not Size.TINY else 0
 
 
 if __name__ == "__main__":

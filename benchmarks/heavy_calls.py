@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import random
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,17 +34,32 @@ BATCH_MAX = 1_024
 QUERIES_MAX = 64
 CONTENT_BYTES = 60_000
 BODY_BYTES = 1 << 20
+VERSIONS = 100
+"""The most that a policy may keep of a fragment."""
+UPDATED = 20
+"""Fragments with an earlier version."""
 QUIET_S = 1.0
 """After this time without a message a stream counts as read."""
+QUIET = frozenset({"Watch", "WatchMessages"})
+"""Streams that do not end by themselves."""
 METHODS: Sequence[MethodDescriptor] = [
     method
     for module in (conversations, memories, operations, server_service_pb2, streams)
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ]
+_CLONE = next(method for method in METHODS if method.name == "CloneMemory")
 _NAME, _CONVERSATION = "big", "talk"
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
 """A connection of its own: without authentication the connection is the principal."""
+
+
+@dataclass(slots=True)
+class Ends:
+    """How the calls of a flood ended so far."""
+
+    answered: int = 0
+    refused: int = 0
 
 
 @dataclass(slots=True)
@@ -56,7 +72,13 @@ class World:
     ids: list[str] = field(default_factory=list)
     """Of up to PAGE_MAX of them."""
     receipt: str = ""
+    operation: str = ""
+    """A purge."""
     exported: bytes = b""
+    versions: list[dict[str, Any]] = field(default_factory=list)
+    """`id` and `version` of fragments with an earlier content; each is kept for VERSIONS more changes."""
+    cloned: list[str] = field(default_factory=list)
+    """Memories to delete."""
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -141,13 +163,17 @@ def _large_body(world: World, number: int = 0) -> conversations.ConversationMess
     )
 
 
+def _content(world: World) -> str:
+    return f"{world.new_name()} {'word ' * (CONTENT_BYTES // 5)}"
+
+
 def _put(world: World) -> fragment_pb2.Observation:
-    return fragment_pb2.Observation(content=f"{world.new_name()} " * (CONTENT_BYTES // 12), external_id="the one")
+    return fragment_pb2.Observation(content=_content(world), external_id="the one")
 
 
-def _update(world: World) -> memories.UpdateFragmentRequest:
+def _update(world: World, place: int = 0) -> memories.UpdateFragmentRequest:
     request = memories.UpdateFragmentRequest(**world.memory, update_mask=FieldMask(paths=["content"]))
-    request.fragment.id, request.fragment.content = world.ids[0], f"{world.new_name()} " * (CONTENT_BYTES // 12)
+    request.fragment.id, request.fragment.content = world.ids[place], _content(world)
     return request
 
 
@@ -156,6 +182,10 @@ def _update_memory(world: World) -> memories.UpdateMemoryRequest:
     request.memory.namespace, request.memory.name = world.namespace, _NAME
     request.memory.labels["number"] = world.new_name()
     return request
+
+
+def _pop_clone(world: World) -> str:
+    return world.cloned.pop() if world.cloned else "none"
 
 
 Arguments = Callable[[World], Message | list[Message]]
@@ -172,9 +202,7 @@ ARGUMENTS: dict[str, Arguments] = {
     "UpdateMemory": _update_memory,
     "CloneMemory": lambda world: memories.CloneMemoryRequest(**world.memory, new_memory=world.new_name()),
     "ClearMemory": lambda world: memories.ClearMemoryRequest(**world.memory, tiers=[fragment_pb2.TIER_SENSORY]),
-    "DeleteMemory": lambda world: memories.DeleteMemoryRequest(
-        namespace=world.namespace, memory=f"name-{next(world.numbers) // 2}"
-    ),
+    "DeleteMemory": lambda world: memories.DeleteMemoryRequest(namespace=world.namespace, memory=_pop_clone(world)),
     "ListNamespaces": lambda _: memories.ListNamespacesRequest(page_size=PAGE_MAX),
     "GetMemoryStats": lambda world: memories.GetMemoryStatsRequest(**world.memory),
     "GetFragment": lambda world: memories.GetFragmentRequest(**world.memory, id=world.ids[0]),
@@ -195,7 +223,7 @@ ARGUMENTS: dict[str, Arguments] = {
         **world.memory, id=world.ids[0], page_size=PAGE_MAX
     ),
     "RestoreFragmentVersion": lambda world: memories.RestoreFragmentVersionRequest(
-        **world.memory, id=world.ids[0], version=1
+        **world.memory, **random.choice(world.versions)
     ),
     "ListRecallReceipts": lambda world: memories.ListRecallReceiptsRequest(**world.memory, page_size=PAGE_MAX),
     "ReplayRecall": lambda world: memories.ReplayRecallRequest(**world.memory, receipt_id=world.receipt),
@@ -240,9 +268,9 @@ ARGUMENTS: dict[str, Arguments] = {
     "RemovePlans": lambda world: conversations.RemovePlansRequest(namespace=world.namespace, conversation="other"),
     "StartReindex": lambda _: operations.StartReindexRequest(),
     "StartPurge": lambda world: operations.StartPurgeRequest(namespace=world.namespace),
-    "GetOperation": lambda _: operations.GetOperationRequest(id="none"),
+    "GetOperation": lambda world: operations.GetOperationRequest(id=world.operation),
     "ListOperations": lambda world: operations.ListOperationsRequest(namespace=world.namespace, page_size=PAGE_MAX),
-    "CancelOperation": lambda _: operations.CancelOperationRequest(id="none"),
+    "CancelOperation": lambda world: operations.CancelOperationRequest(id=world.operation),
     "GetServerStatus": lambda _: server_service_pb2.GetServerStatusRequest(),
     "GetServerInfo": lambda _: server_service_pb2.GetServerInfoRequest(),
 }
@@ -287,24 +315,26 @@ class Caller:
         finally:
             call.cancel()
 
-    async def flood(self, method: MethodDescriptor, world: World, calls: int) -> None:
-        """Keep this many calls in flight until cancelled. Refused ones are made again after a pause."""
+    async def flood(self, method: MethodDescriptor, world: World, calls: int, ends: Ends | None = None) -> None:
+        """Keep this many calls in flight until cancelled."""
+        await _keep_in_flight(self.send, method, world, calls, ends or Ends())
 
-        async def repeat() -> None:
-            while True:
-                try:
-                    await self.call(method, ARGUMENTS[method.name](world))
-                except grpc.aio.AioRpcError:
-                    await asyncio.sleep(0.02)
+    async def send(self, method: MethodDescriptor, given: Message | list[Message]) -> bool:
+        """Call; False if the call is refused."""
+        try:
+            await self.call(method, given)
+        except grpc.aio.AioRpcError:
+            return False
+        return True
 
-        await asyncio.gather(*(repeat() for _ in range(calls)))
-
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Ends all calls."""
         await self.channel.close()
 
 
-async def flood_http(address: str, method: MethodDescriptor, world: World, calls: int, token: str = "") -> None:
+async def flood_http(
+    address: str, method: MethodDescriptor, world: World, calls: int, token: str = "", ends: Ends | None = None
+) -> None:
     """Keep this many calls in flight until cancelled, as JSON. A quiet stream is opened again."""
     kind = "application/connect+json" if method.server_streaming else "application/json"
     headers = {"content-type": kind} | ({"authorization": f"Bearer {token}"} if token else {})
@@ -314,19 +344,47 @@ async def flood_http(address: str, method: MethodDescriptor, world: World, calls
         base_url=f"http://{address}", headers=headers, limits=limits, timeout=timeout
     ) as client:
 
-        async def repeat() -> None:
-            while True:
-                body = json_format.MessageToJson(ARGUMENTS[method.name](world)).encode()
-                if method.server_streaming:
-                    body = struct.pack(">BI", 0, len(body)) + body
-                with suppress(httpx2.ReadTimeout):
-                    async with client.stream("POST", path_of(method), content=body) as answer:
-                        async for _ in answer.aiter_raw():
-                            pass
-                        if answer.status_code != httpx2.codes.OK:
-                            await asyncio.sleep(0.02)
+        async def send(method: MethodDescriptor, given: Message | list[Message]) -> bool:
+            assert isinstance(given, Message)
+            body = json_format.MessageToJson(given).encode()
+            if method.server_streaming:
+                body = struct.pack(">BI", 0, len(body)) + body
+            answered = True
+            with suppress(httpx2.ReadTimeout):
+                async with client.stream("POST", path_of(method), content=body) as answer:
+                    answered = answer.status_code == httpx2.codes.OK
+                    async for _ in answer.aiter_raw():
+                        pass
+            return answered
 
-        await asyncio.gather(*(repeat() for _ in range(calls)))
+        await _keep_in_flight(send, method, world, calls, ends or Ends())
+
+
+Send = Callable[[MethodDescriptor, "Message | list[Message]"], Awaitable[bool]]
+"""Makes a call; False if it is refused."""
+
+
+async def prepare_call(send: Send, method: MethodDescriptor, world: World) -> None:
+    """Clone what a call is to delete."""
+    if method.name == "DeleteMemory":
+        request = memories.CloneMemoryRequest(**world.memory, new_memory=world.new_name())
+        if await send(_CLONE, request):
+            world.cloned.append(request.new_memory)
+
+
+async def _keep_in_flight(send: Send, method: MethodDescriptor, world: World, calls: int, ends: Ends) -> None:
+    """Refused calls are made again after a pause."""
+
+    async def repeat() -> None:
+        while True:
+            await prepare_call(send, method, world)
+            if await send(method, ARGUMENTS[method.name](world)):
+                ends.answered += 1
+            else:
+                ends.refused += 1
+                await asyncio.sleep(0.02)
+
+    await asyncio.gather(*(repeat() for _ in range(calls)))
 
 
 async def _send(requests: Sequence[Message]) -> AsyncIterator[Message]:
@@ -342,13 +400,20 @@ async def prepare_world(caller: Caller, namespace: str, fragments: int) -> World
     async def ask(name: str, given: Message | list[Message]) -> list[bytes]:
         return await caller.call(by_name[name], given)
 
-    await ask("CreateMemory", memories.CreateMemoryRequest(**world.memory, exist_ok=True))
+    created = memories.CreateMemoryRequest(**world.memory, exist_ok=True)
+    created.policy.history.versions = VERSIONS
+    await ask("CreateMemory", created)
     for start in range(0, fragments, BATCH_MAX):
         made = _observations(world, min(BATCH_MAX, fragments - start))
         await ask("ObserveBatch", streams.ObserveBatchRequest(**world.memory, observations=made))
     await ask("PutFragment", memories.PutFragmentRequest(**world.memory, observation=_put(world)))
     page = (await ask("ListFragments", memories.ListFragmentsRequest(**world.memory, page_size=PAGE_MAX)))[0]
     world.ids = [each.id for each in memories.ListFragmentsResponse.FromString(page).fragments][:PAGE_MAX]
+    for place in range(1, min(UPDATED, len(world.ids) - 1)):
+        await ask("UpdateFragment", _update(world, place))
+        history = memories.GetFragmentHistoryRequest(**world.memory, id=world.ids[place])
+        kept = memories.GetFragmentHistoryResponse.FromString((await ask("GetFragmentHistory", history))[0]).versions
+        world.versions.append({"id": world.ids[place], "version": kept[0].version})
     query = _query(world)
     query.receipt = True
     answer = (await ask("RecallOnce", streams.RecallOnceRequest(**world.memory, query=query)))[0]
@@ -358,6 +423,8 @@ async def prepare_world(caller: Caller, namespace: str, fragments: int) -> World
     for _ in range(min(fragments, 30)):
         given = conversations.AppendMessageRequest(namespace=namespace, message=_message(world))
         await ask("AppendMessage", given)
+    purge = (await ask("StartPurge", operations.StartPurgeRequest(namespace=namespace)))[0]
+    world.operation = operations.StartPurgeResponse.FromString(purge).operation.id
     await ask("SavePlans", conversations.SavePlansRequest(**world.conversation, plans=_plans(world)))
     for number in range(min(fragments, 50)):
         other = memories.CreateMemoryRequest(namespace=namespace, memory=f"memory-{number}", exist_ok=True)
@@ -367,14 +434,15 @@ async def prepare_world(caller: Caller, namespace: str, fragments: int) -> World
 
 def to_record(world: World) -> str:
     """A world as text for another process."""
-    return json.dumps([world.namespace, world.fragments, world.ids, world.receipt, world.exported.decode("latin-1")])
+    text = world.exported.decode("latin-1")
+    return json.dumps(
+        [world.namespace, world.fragments, world.ids, world.receipt, world.operation, world.versions, text]
+    )
 
 
 def from_record(text: str) -> World:
     """Inverse of `to_record`."""
-    namespace, fragments, ids, receipt, exported = json.loads(text)
-    world = World(namespace, fragments, ids, receipt, exported.encode("latin-1"))
+    namespace, fragments, ids, receipt, operation, versions, exported = json.loads(text)
+    world = World(namespace, fragments, ids, receipt, operation, exported.encode("latin-1"), versions)
     world.numbers = itertools.count(10_000_000)
-    with suppress(StopIteration):
-        next(world.numbers)
     return world

@@ -29,7 +29,7 @@ from tests.support.journals import only_sqlite
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # the table of arguments is the benchmark's
 
 from bench_http import free_address
-from heavy_calls import METHODS, Caller, find_missing, flood_http, prepare_world
+from heavy_calls import ARGUMENTS, METHODS, QUIET, Caller, find_missing, flood_http, prepare_call, prepare_world
 
 FRAGMENTS, CALLS, ROUNDS = 100, 3, 2
 BY_NAME = {method.name: method for method in METHODS}
@@ -118,6 +118,19 @@ def test_every_rpc_has_its_largest_arguments() -> None:
     assert find_missing() == []
 
 
+@only_sqlite("arguments, not what a store does with them")
+async def test_every_rpc_accepts_its_largest_arguments(tmp_path: Path) -> None:
+    access, given = make_access(tmp_path)
+    settings = Settings(data_dir=tmp_path / "data", listen="127.0.0.1:0", **access)
+    async with run_server(settings) as running, contextlib.aclosing(Caller(running.address, given[HEAVY])) as heavy:
+        world = await prepare_world(heavy, "heavy", FRAGMENTS)
+        for method in METHODS:
+            if method.name in QUIET or method.name == "ReflectMemory":  # that one needs an LLM
+                continue
+            await prepare_call(heavy.send, method, world)
+            await heavy.call(method, ARGUMENTS[method.name](world), quiet_s=0.05)
+
+
 @only_sqlite("turns of the loop, slowed down so much that leases end")
 @pytest.mark.parametrize("port", ["gRPC", "HTTP"])
 async def test_a_small_call_waits_for_one_turn_beside_each_rpc(
@@ -133,7 +146,7 @@ async def test_a_small_call_waits_for_one_turn_beside_each_rpc(
         assert turns is not None
         heavy, light = Caller(running.address, given[HEAVY]), Caller(running.address, given[LIGHT])
         for caller in (heavy, light):
-            stack.push_async_callback(caller.close)
+            stack.push_async_callback(caller.aclose)
         world = await prepare_world(heavy, "heavy", FRAGMENTS)
         await light.call(BY_NAME["CreateMemory"], memories.CreateMemoryRequest(**SMALL))
         recorder = Recorder(turns, monkeypatch)
