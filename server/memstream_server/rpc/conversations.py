@@ -104,7 +104,7 @@ class ConversationService(MessageService):
     async def save_plans(self, request: pb.SavePlansRequest, _context: _Context) -> pb.SavePlansResponse:
         found = Violations()
         named = self._conversation_of(found, request)
-        plans = wire.read_plans(found, request.plans, request.conversation, self._limits)
+        plans = await wire.read_plans(found, request.plans, request.conversation, self._limits)
         self._check_request(found, request.request_id)
         return await self._respond_once(
             request,

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, delete, select
 
 from memstream_server.adapters.journal.database.database import Read, Write
-from memstream_server.adapters.journal.sql import bulk, codec, export_reads, import_staging, messages
+from memstream_server.adapters.journal.sql import codec, export_reads, import_staging, messages
 from memstream_server.adapters.journal.sql.answers import put_answer
 from memstream_server.adapters.journal.sql.messages import find_row, get_or_create, get_row, update_row
 from memstream_server.adapters.journal.sql.schema import conversations, key_range, plans, row_key
@@ -219,20 +219,8 @@ def _save_plans(
 ) -> tuple[Plan, ...]:
     row = get_or_create(connection, conversation, now_us)
     saved = tuple(replace(plan, create_time_us=now_us, update_time_us=now_us) for plan in given)
-    _put_plans(connection, row.number, saved)
+    import_staging.put_plans(connection, row.number, saved)
     return saved
-
-
-def _put_plans(connection: Connection, number: int, given: Sequence[Plan]) -> None:
-    """Write plans in the place of those with their numbers; of several with one number the last."""
-    latest = {row_key(number, plan.number): plan for plan in given}
-    for places in bulk.split_ids(list(latest)):
-        connection.execute(delete(plans).where(plans.c.key.in_(places)))
-    rows = [
-        {"key": place, "state": plan.state.value, "payload": codec.encode_plan(plan)} for place, plan in latest.items()
-    ]
-    if rows:
-        connection.execute(insert(plans), rows)
 
 
 def _read_plans(connection: Connection, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
@@ -271,5 +259,5 @@ def _change_plan(
         result=old.result if change.result is None else change.result,
         update_time_us=now_us,
     )
-    _put_plans(connection, number, [plan])
+    import_staging.put_plans(connection, number, [plan])
     return plan

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
 
 from memstream.v1 import conversation_service_pb2 as pb
 from memstream_server.core.json_text import find_fault
 from memstream_server.engine.runtime.threads import run_in_thread
+from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.ports.conversations import ConversationName, Message, Plan, PlanChange, PlanState
 from memstream_server.rpc import page_tokens
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import ENTRIES_PER_SLICE, Limits
 from memstream_server.rpc.validation import (
     Violations,
     check_bounds,
@@ -154,16 +155,23 @@ def message_of(conversation: ConversationName, message: Message) -> pb.Conversat
     return made
 
 
-def read_plans(found: Violations, plans: Iterable[pb.Plan], conversation: str, limits: Limits) -> tuple[Plan, ...]:
+async def read_plans(
+    found: Violations, plans: Sequence[pb.Plan], conversation: str, limits: Limits
+) -> tuple[Plan, ...]:
     """Plans to save, with distinct numbers."""
-    read = tuple(_read_plan(found, f"plans[{place}].", plan, conversation, limits) for place, plan in enumerate(plans))
+    read: list[Plan] = []
+    async for some in in_slices(plans, ENTRIES_PER_SLICE):
+        read += [
+            _read_plan(found, f"plans[{len(read) + place}].", plan, conversation, limits)
+            for place, plan in enumerate(some)
+        ]
     if not read:
         found.add("plans", "is empty")
     if len(read) > limits.batch_max:
         found.add("plans", f"has {len(read)} plans, at most {limits.batch_max} are allowed")
     if len({plan.number for plan in read}) < len(read):
         found.add("plans", "has one number twice")
-    return read
+    return tuple(read)
 
 
 def _read_plan(found: Violations, at: str, plan: pb.Plan, conversation: str, limits: Limits) -> Plan:

@@ -21,11 +21,13 @@ def put_staged(
     if number is None:
         number = messages.create_row(connection, "", staged, create_time_us).number
     messages.put_staged(connection, number, new_messages)
-    bulk.write_rows(
-        connection,
-        _PLANS,
-        [(row_key(number, one.number), one.state.value, codec.encode_plan(one)) for one in new_plans],
-    )
+    put_plans(connection, number, new_plans)
+
+
+def put_plans(connection: Connection, number: int, given: Sequence[Plan]) -> None:
+    """Write plans in the place of those with their numbers; of several with one number the last."""
+    rows = [(row_key(number, plan.number), plan.state.value, codec.encode_plan(plan)) for plan in given]
+    bulk.write_rows(connection, _PLANS, rows)
 
 
 def publish_staged(connection: Connection, staged: str, named: ConversationName, status: Status) -> None:
