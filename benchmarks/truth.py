@@ -2,10 +2,10 @@
 
     python benchmarks/truth.py [--half tuned|held_out|others] [--model-dir MODEL] [--peers] [--failures] [--json FILE]
 
-The cases in truth_cases/ were written for this program: a fact, its update and a question, in five languages, among
-other statements of the same speaker. Rules and margins may be tuned on one half, never on the other. `others` was written by somebody
-who did not know the program or its rules. Every case is a
-memory of its own; it is asked through the gRPC client.
+The cases in truth_cases/ are a fact, its update and a question, in five languages, among other statements of the same
+speaker. `tuned` and `held_out` were written for this program; rules and margins may be tuned on the first, never on the
+second. `others` was written without knowledge of the program and its rules, and is never tuned on. Every case is a memory
+of its own; it is asked through the gRPC client.
 
     current@1   share of questions whose first recollection is the newer statement
     stale@5     share of questions with the older statement among the first five recollections
