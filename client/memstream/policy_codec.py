@@ -20,6 +20,7 @@ from memstream.v1 import memory_pb2
 from memstream.wiretypes import duration_from_wire, duration_to_wire, encoding, invalid_field, members_by_number
 
 P = TypeVar("P")
+_hints: dict[type[Any], dict[str, Any]] = {}
 
 
 def policy_to_wire(policy: PolicyLike | None) -> memory_pb2.Policy:
@@ -43,7 +44,7 @@ def policy_from_wire(wire: memory_pb2.Policy) -> Policy:
 
 def _iterate_fields(values: object, kind: type[Any], prefix: str) -> Iterator[tuple[str, Any]]:
     """Yields (path, value) of every field that is set, checked against the dataclass `kind`."""
-    hints = get_type_hints(kind)
+    hints = _hints_of(kind)
     for name, value in _check_mapping(values, kind, f"policy.{prefix}".removesuffix(".")).items():
         if name not in hints:
             raise unknown_argument(f"policy.{prefix}{name}", name, f"{kind.__name__}()", hints)
@@ -90,8 +91,16 @@ def _enum_descriptor(wire: Message, name: str) -> EnumDescriptor | None:
     return cast("EnumDescriptor | None", wire.DESCRIPTOR.fields_by_name[name].enum_type)
 
 
+def _hints_of(kind: type[Any]) -> dict[str, Any]:
+    """The types of a dataclass's fields, kept: to evaluate those of a policy takes 0.6 ms."""
+    found = _hints.get(kind)
+    if found is None:
+        found = _hints[kind] = get_type_hints(kind)
+    return found
+
+
 def _read_policy(wire: Message, kind: type[P]) -> P:
-    hints = get_type_hints(kind)
+    hints = _hints_of(kind)
     names = wire.DESCRIPTOR.fields_by_name
     return kind(**{name: _read_field(wire, name, get_args(hint)[0]) for name, hint in hints.items() if name in names})
 
