@@ -18,7 +18,7 @@ from memstream_server.engine.errors import (
     RequestIdConflict,
     SequenceGap,
 )
-from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, Progress
+from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, Progress, Refusal
 from memstream_server.ports.journal.records import batch_request
 from memstream_server.ports.operations import UNFINISHED
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
@@ -48,7 +48,7 @@ async def create(parts: Assembled, name: str = "joy", kind: MemoryKind = MemoryK
 
 async def batch(
     parts: Assembled,
-    items: Sequence[NewObservation],
+    items: Sequence[NewObservation | Refusal],
     level: AckLevel = AckLevel.STORED,
     *,
     request: str = "r",
@@ -66,11 +66,11 @@ async def contents(parts: Assembled, name: str = "joy") -> list[str]:
     return [row.fragment.content for row in (await check(parts.engine, name)).rows]
 
 
-async def eventually(parts: Assembled, items: Sequence[NewObservation], **given: str) -> Progress:
+async def eventually(parts: Assembled, items: Sequence[NewObservation]) -> Progress:
     """Repeat the call until it is answered, as a client does."""
     for _ in range(3_000):
         try:
-            return await batch(parts, items, **given)
+            return await batch(parts, items)
         except JournalUnavailable:
             await asyncio.sleep(0.02)
     raise AssertionError("it is never answered")
@@ -171,6 +171,38 @@ async def test_small_batch_is_one_write(parts: Assembled) -> None:
     assert [
         write for write in parts.journal.written if write in ("open_producer", "receive", "commit", "put_answer")
     ] == ["commit"]
+
+
+async def test_numbered_batch_is_read_only_if_numbers_repeat(parts: Assembled) -> None:
+    await batch(parts, LINES[:2], producer="p")
+    for first, level in ((3, AckLevel.STORED), (5, AckLevel.INDEXED)):
+        parts.journal.written.clear()
+        parts.journal.fail_at(1, Fault.LOST, "get_answer")
+        items = LINES[first - 1 : first + 1]
+        answer = await batch(parts, items, level, producer="p", first=first, request=f"r{first}")
+        assert ([one.sequence for one in answer.outcomes], parts.journal.failed) == ([first, first + 1], "")
+        assert [one for one in parts.journal.written if one in ("receive", "commit", "put_answer")] == ["commit"]
+        parts.journal.disarm()
+        assert await batch(parts, items, level, producer="p", first=first, request=f"r{first}") == answer
+
+
+@pytest.mark.parametrize("count", [2, 30])
+async def test_used_id_with_new_numbers_conflicts(parts: Assembled, count: int) -> None:
+    first = await batch(parts, LINES[:2], producer="p")
+    with pytest.raises(RequestIdConflict):
+        await batch(parts, LINES[2 : 2 + count], producer="p", first=3)
+    assert len(await contents(parts)) == 2
+    assert (await batch(parts, LINES[2:5], producer="p", first=3, request="s")).stored == 5
+    assert await batch(parts, LINES[:2], producer="p") == first
+
+
+@pytest.mark.parametrize("accepted", [0, 1])
+async def test_repeat_of_refused_numbers_gets_first_answer(parts: Assembled, accepted: int) -> None:
+    refused = Refusal(3, "INVALID_FIELD", "scripted", b"r" * 16)
+    items: list[NewObservation | Refusal] = [*LINES[:accepted], refused]
+    first = await batch(parts, items, producer="p")
+    assert ([one.sequence for one in first.rejected], len(first.outcomes)) == ([accepted + 1], accepted)
+    assert await batch(parts, items, producer="p") == first
 
 
 @only_sqlite("other servers may write into a new memory")

@@ -44,16 +44,14 @@ class Growing(Generic[Scalar]):
     def __init__(self, dtype: type[Scalar], columns: int = 0, most: int = 0) -> None:
         self._shape = (columns,) if columns else ()
         self._most = most
-        self._release_storage(dtype)
-
-    def _release_storage(self, dtype: np.dtype[Scalar] | type[Scalar]) -> None:
         self._data: npt.NDArray[Scalar] = np.empty((0, *self._shape), dtype)
-        self._set_count(0)
+        self._count = 0
+        self.view = self._data
+        """The values without a copy; writable. Cached, because reads are far more frequent than appends."""
 
     def _set_count(self, count: int) -> None:
         self._count = count
         self.view = self._data[:count]
-        """The values without a copy; writable. Cached, because reads are far more frequent than appends."""
 
     def __len__(self) -> int:
         return self._count
@@ -67,7 +65,7 @@ class Growing(Generic[Scalar]):
         """Add one value (a row, if 2-D)."""
         count = self._count
         if count == len(self._data):
-            self.reserve(1)
+            self._grow(count + 1)
         self._data[count] = value
         self._count = count + 1
         self.view = self._data[: count + 1]
@@ -78,9 +76,12 @@ class Growing(Generic[Scalar]):
             self.append(values[0])  # a fifth of the time; a single observation makes about twenty such calls
             return
         added = np.asarray(values, self._data.dtype)
-        self.reserve(len(added))
-        self._data[self._count : self._count + len(added)] = added
-        self._set_count(self._count + len(added))
+        count = self._count + len(added)
+        if count > len(self._data):
+            self._grow(count)
+        self._data[self._count : count] = added
+        self._count = count  # as `_set_count`: an activation makes a hundred such calls
+        self.view = self._data[:count]
 
     def keep(self, slots: npt.NDArray[np.int64]) -> None:
         """Keep only the values at `slots`, in that order; release spare capacity."""
@@ -90,21 +91,22 @@ class Growing(Generic[Scalar]):
     def clear(self, release: bool = False) -> None:
         """Remove all values; keep the capacity unless `release` is set."""
         if release:
-            self._release_storage(self._data.dtype)
-        else:
-            self._set_count(0)
+            self._data = np.empty((0, *self._shape), self._data.dtype)
+        self._set_count(0)
 
     def reserve(self, more: int) -> None:
         """Ensure capacity for `more` further values."""
-        needed = self._count + more
-        if needed <= len(self._data):
-            return
+        if self._count + more > len(self._data):
+            self._grow(self._count + more)
+            self._set_count(self._count)
+
+    def _grow(self, needed: int) -> None:
+        """Move the values to a larger array; the caller sets `view`."""
         first = max(_FIRST_BYTES // (self._data.itemsize * math.prod(self._shape)), _FIRST_ROWS)
         room = max(needed, len(self._data) * 3 // 2, first)
         grown = np.empty((min(room, max(needed, self._most or room)), *self._shape), self._data.dtype)
         grown[: self._count] = self.view
         self._data = grown
-        self._set_count(self._count)
 
 
 class Blocks(Generic[Scalar]):

@@ -60,20 +60,28 @@ def put_later_first(
     whether two ids are no twins by decision.
     """
     count = min(len(found), AMONG)
-    words = {at: words_of(found[at]) for at in range(count) if may_have_twins(found[at])}
+    known: dict[int, Words | None] = {}
+
+    def read_words(at: int) -> Words | None:
+        """The words of a result; None if it has no twins."""
+        if at not in known:
+            known[at] = words_of(found[at]) if may_have_twins(found[at]) else None
+        return known[at]
+
     order: list[int] = []
     later: dict[int, int] = {}
     left = list(range(count))
     while left:
         best = left.pop(0)
         group = [best]
-        for at in left if best in words else ():
+        for at in left:
             if (
-                at in words
-                and scores[best] - scores[at] <= MARGIN
+                scores[best] - scores[at] <= MARGIN
                 and found[best].speaker == found[at].speaker
-                and (shared := len(words[best] & words[at]))
-                and shared >= SHARE_MIN * min(len(words[best]), len(words[at]))
+                and (one := read_words(best)) is not None
+                and (other := read_words(at)) is not None
+                and (shared := len(one & other))
+                and shared >= SHARE_MIN * min(len(one), len(other))
                 and not are_apart(found[best].id, found[at].id)
             ):
                 group.append(at)

@@ -106,12 +106,11 @@ class Actor:
         """Items taken from the inbox while another one waited for disk space."""
         self._prepare_slots = asyncio.Semaphore(2)
         self._revised = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        """The loops, once there is something for them: most activations are for a recall or a small batch."""
         self.ingest = Ingest(loaded, self, storage, models, runtime)
         """Numbers and orders observations, then passes them to `queue_batch`."""
         self.ingest.resume_receipts(loaded.pending)
-        self._tasks = [
-            asyncio.create_task(work, context=empty_origin()) for work in (self._prepare_loop(), self._decide_loop())
-        ]
 
     # ---- state
     @property
@@ -166,6 +165,7 @@ class Actor:
         """Decide this batch after all earlier ones."""
         self._pending.append(batch)
         self._more.set()
+        self._begin_loops()
 
     async def store_at_once(self, batches: tuple[Batch, ...]) -> None:
         """Decide and commit batches that the journal has not received; returns when they are stored.
@@ -189,7 +189,13 @@ class Actor:
         self.raise_if_failed()
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._inbox.put_nowait(_Work(decide, done, capture_origin()))
+        self._begin_loops()
         return await done
+
+    def _begin_loops(self) -> None:
+        if not self._tasks and self.failed is None:
+            loops = self._prepare_loop(), self._decide_loop()
+            self._tasks = [asyncio.create_task(work, context=empty_origin()) for work in loops]
 
     async def _prepare_loop(self) -> None:
         try:

@@ -1,13 +1,15 @@
 """ObserveBatch: one batch up to the requested acknowledgement level; a repeated request_id gets the first answer.
 
-Rule 1. The answer of an unnumbered batch is written in the transaction that makes it true: with its receipt if the
-client waits for *received*, else with the commit that stores the batch. A batch that is received but not stored has an
-empty answer, so that a repeat after a crash waits for the batch and does not send it again.
-Rule 2. A numbered batch is safe to repeat because of its numbers; its answer is written when it is complete.
-Rule 3. A call goes the way of a stream's batch: the journal finds a repeat of an unnumbered one when it stores the
-answer, and only then its first answer is read. A numbered one is read first: its answer comes last.
+Rule 1. The answer of a batch is written in the transaction that makes it true: with its receipt if the client waits for
+*received*, else with the commit that stores the batch. A batch that is received but not stored has an empty answer, so
+that a repeat after a crash waits for the batch and does not send it again.
+Rule 2. A call goes the way of a stream's batch: the journal finds a repeat when it stores the answer, and only then its
+first answer is read.
+Rule 3. A numbered batch that repeats numbers is safe because of them: its first answer is read before, and its answer
+is written when it is complete. So is the answer of a numbered batch that waits for *received*: it has the levels of its
+producer.
 Rule 4. Repeats of a running request_id wait for the running call. A call whose batch is submitted runs to its end even
-if all callers have left; before that it is cancelled with its last caller.
+if its caller has left; before that it ends with its caller, and one of the repeats takes its place.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from memstream_server.engine.errors import EngineError, JournalUnavailable, RequestIdConflict, map_write_errors
 from memstream_server.engine.memory.producers import ObserveSession
@@ -30,14 +32,19 @@ if TYPE_CHECKING:
     from memstream_server.engine.runtime.dependencies import Runtime, Storage
 
 
+class _KnownNumbers(Exception):
+    """A numbered batch repeats numbers, at least in part."""
+
+
 @dataclass(slots=True, eq=False)
 class _Call:
     """A running call with a request_id."""
 
     digest: bytes
-    task: asyncio.Task[Progress] | None = None
-    callers: int = 0
-    submitted: bool = False
+    done: asyncio.Future[Progress | None]
+    """The answer; None if the caller left without one."""
+    going: asyncio.Future[Any] | None = None
+    """What runs to its end without the caller."""
 
 
 class BatchCalls:
@@ -55,45 +62,58 @@ class BatchCalls:
         if not batch.request_id:
             return await self._send_batch(actor, batch)
         key = actor.uid, batch.request_id
-        call = self._running.get(key)
-        if call is None:
-            call = self._running[key] = _Call(batch.digest)
-            call.task = asyncio.create_task(self._answer_call(actor, batch, call))
-            call.task.add_done_callback(lambda _: self._finish_call(key, call))
-        _check_same(call.digest, batch)
-        assert call.task is not None
-        call.callers += 1
+        while (running := self._running.get(key)) is not None:
+            _check_same(running.digest, batch)
+            first = await asyncio.shield(running.done)
+            if first is not None:
+                return first
+        call = self._running[key] = _Call(batch.digest, asyncio.get_running_loop().create_future())
         try:
-            return await asyncio.shield(call.task)
-        finally:
-            call.callers -= 1
-            if not (call.callers or call.submitted or call.task.done()):
-                self._forget_call(key, call)
-                call.task.cancel()
-
-    def _finish_call(self, key: tuple[str, str], call: _Call) -> None:
-        self._forget_call(key, call)
-        if call.task is not None and not call.task.cancelled():
-            call.task.exception()  # marks it as retrieved: all callers may have left
-
-    def _forget_call(self, key: tuple[str, str], call: _Call) -> None:
-        if self._running.get(key) is call:
+            answer = await self._answer_call(actor, batch, call)
+        except asyncio.CancelledError:
+            if call.going is None or call.going.done():
+                self._end_call(key, call)
+            else:
+                call.going.add_done_callback(lambda _: self._end_call(key, call))
+            raise
+        except Exception as error:
             del self._running[key]
+            call.done.set_exception(error)
+            call.done.exception()  # marks it as retrieved: there may be no repeats
+            raise
+        self._end_call(key, call, answer)
+        return answer
+
+    def _end_call(self, key: tuple[str, str], call: _Call, answer: Progress | None = None) -> None:
+        del self._running[key]
+        call.done.set_result(answer)
 
     async def _answer_call(self, actor: Actor, batch: NewBatch, call: _Call) -> Progress:
         request = batch_request(actor.working.record.namespace, actor.uid, batch.request_id)
         answer = Answer(request, batch.digest, b"", self._clock.now_us())
-        with actor.keep_active():
-            if batch.producer:
-                first = await self._find_first(actor, batch, request)
-                return first or await self._send_numbered(actor, batch, answer, call)
-            try:
-                return await self._send_unnumbered(actor, batch, answer, call)
-            except EngineError:  # a repeat, which may also be refused for what its first call has changed
-                first = await self._find_first(actor, batch, request)
-                if first is None:
-                    raise
-                return first
+        if batch.producer and not _may_be_fresh(actor, batch):
+            return await self._answer_known(actor, batch, answer, call)
+        try:
+            return await self._send_fresh(actor, batch, answer, call)
+        except _KnownNumbers:
+            return await self._answer_known(actor, batch, answer, call)
+        except EngineError:  # a repeat, which may also be refused for what its first call has changed
+            first = await self._find_first(actor, batch, request)
+            if first is None:
+                raise
+            return first
+
+    async def _answer_known(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
+        """Answer a numbered batch whose answer is written last; the caller may leave."""
+
+        async def work() -> Progress:
+            with actor.keep_active():
+                first = await self._find_first(actor, batch, answer.request)
+                return first or await self._send_known(actor, batch, answer)
+
+        call.going = asyncio.create_task(work())
+        call.going.add_done_callback(_retrieve_error)
+        return cast("Progress", await asyncio.shield(call.going))
 
     async def _find_first(self, actor: Actor, batch: NewBatch, request: str) -> Progress | None:
         """The first answer to the request, if it is a repeat. Raises RequestIdConflict."""
@@ -108,7 +128,8 @@ class BatchCalls:
             return None
         return await self._wait_until_indexed(actor, batch, decode_progress(stored.response))
 
-    async def _send_unnumbered(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
+    async def _send_fresh(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
+        """Send a batch whose answer is stored with it. Raises _KnownNumbers if it repeats numbers."""
         if batch.level is AckLevel.RECEIVED:
             progress = Progress(len(batch.items), 0, 0, 0)
             await self._send_batch(actor, batch, replace(answer, response=encode_progress(progress)), call)
@@ -116,8 +137,8 @@ class BatchCalls:
         progress = await self._send_batch(actor, batch, answer, call)
         return progress if batch.level is AckLevel.INDEXED else replace(progress, indexed=0)
 
-    async def _send_numbered(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
-        progress = await self._send_batch(actor, batch, call=call)
+    async def _send_known(self, actor: Actor, batch: NewBatch, answer: Answer) -> Progress:
+        progress = await self._send_batch(actor, batch)
         await map_write_errors(self._journal.put_answer(replace(answer, response=encode_progress(progress))))
         return progress
 
@@ -149,11 +170,14 @@ class BatchCalls:
             session = actor.ingest.open_anonymous()
         session.name_related(batch.related)
         try:
+            if answer is not None and batch.producer and first <= session.opened.received:
+                raise _KnownNumbers
             self._ask_index(session)
             full = await session.find_full()
             received = session.submit(first, batch.items, batch.level, answer, full)
             if call is not None:
-                call.submitted = True
+                call.going = received
+                received = asyncio.shield(received)
             await received
             progress = await session.wait_for_level(batch.level, last)
             return await _complete_progress(session, progress, first, last) if batch.producer else progress
@@ -173,6 +197,18 @@ async def _complete_progress(session: ObserveSession, progress: Progress, first:
                     break
     in_order = tuple(rejected[number] for number in sorted(rejected))
     return replace(progress, rejected=in_order, outcomes=tuple(outcomes[number] for number in sorted(outcomes)))
+
+
+def _may_be_fresh(actor: Actor, batch: NewBatch) -> bool:
+    """Whether a numbered batch may have new numbers only. A repeat must not end an open session of its producer."""
+    received = actor.ingest.received_of(batch.producer)
+    return batch.level is not AckLevel.RECEIVED and (received is None or batch.first_sequence > received)
+
+
+def _retrieve_error(task: asyncio.Future[Progress]) -> None:
+    """The caller may have left."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _check_same(digest: bytes, batch: NewBatch) -> None:

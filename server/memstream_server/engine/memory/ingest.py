@@ -105,6 +105,11 @@ class Ingest:
         """All producers with a session or a backlog, including unnumbered calls."""
         return self._sessions.list_producers()
 
+    def received_of(self, producer: str) -> int | None:
+        """The last number that a producer has sent; None if it has neither a session nor a backlog."""
+        state = self._sessions.find_producer(producer)
+        return None if state is None else max(state.received, state.submitted)
+
     @property
     def is_held(self) -> bool:
         """Whether a session is open or a journal write is in flight."""

@@ -34,7 +34,8 @@ def complete_answer(receipt: Receipt, revision: int, outcomes: tuple[Outcome, ..
     answer, last = receipt.answer, receipt.last_sequence
     if answer is None or answer.response:
         return None
-    return replace(answer, response=encode_progress(Progress(last, last, 0, revision, outcomes=outcomes)))
+    progress = Progress(last, last, 0, revision, receipt.rejections, outcomes)
+    return replace(answer, response=encode_progress(progress))
 
 
 @dataclass(slots=True, eq=False)

@@ -214,7 +214,7 @@ class FairQueue(Generic[T]):
 
     def push(self, account: Account, item: T, request: Request | None = None) -> None:
         """Queue an item behind those of the same account whose requests precede this one."""
-        share = self._share_of(account)
+        share = self._shares.get(account) or self._add_share(account)
         self._small += share.waiting.push(request, item)
         share.principal.namespaces.enter(share)
         self._principals.enter(share.principal)
@@ -246,7 +246,7 @@ class FairQueue(Generic[T]):
 
     def precedes(self, account: Account) -> bool:
         """Whether an item of this account would be next, before all that wait."""
-        share = self._share_of(account)
+        share = self._shares.get(account) or self._add_share(account)
         principal, first = share.principal, self._principals.peek()
         if first is principal:
             return not share.is_queued and principal.namespaces.precedes(share)
@@ -254,27 +254,26 @@ class FairQueue(Generic[T]):
 
     def owes(self, account: Account, slice_s: float) -> bool:
         """Whether the principal owes more than a slice."""
-        return self._share_of(account).principal.virtual_s - self._principals.now_s > slice_s
+        share = self._shares.get(account) or self._add_share(account)
+        return share.principal.virtual_s - self._principals.now_s > slice_s
 
     def charge(self, account: Account, cost_s: float) -> None:
         """Add a cost."""
-        share = self._share_of(account)
+        share = self._shares.get(account) or self._add_share(account)
         self._principals.charge(share.principal, cost_s)
         share.principal.namespaces.charge(share, cost_s)
 
     def refund(self, account: Account, cost_s: float) -> None:
         """Take back an expected cost."""
-        share = self._share_of(account)
+        share = self._shares.get(account) or self._add_share(account)
         share.principal.virtual_s -= cost_s
         share.virtual_s -= cost_s
 
-    def _share_of(self, account: Account) -> _Share[T]:
-        share = self._shares.get(account)
-        if share is None:
-            if len(self._shares) >= ACCOUNTS_MAX:
-                self._drop_idle()
-            principal = self._by_name.setdefault(account[0], _Principal(account[0]))
-            share = self._shares[account] = _Share(account, principal)
+    def _add_share(self, account: Account) -> _Share[T]:
+        if len(self._shares) >= ACCOUNTS_MAX:
+            self._drop_idle()
+        principal = self._by_name.setdefault(account[0], _Principal(account[0]))
+        share = self._shares[account] = _Share(account, principal)
         return share
 
     def _drop_idle(self) -> None:
