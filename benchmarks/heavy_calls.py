@@ -237,8 +237,31 @@ ARGUMENTS: dict[str, Arguments] = {
         namespace=world.namespace, message=_message(world)
     ),
     "ListConversations": lambda world: conversations.ListConversationsRequest(
-        namespace=world.namespace, page_size=PAGE_MAX
+        namespace=world.namespace, page_size=PAGE_MAX, latest_first=True
     ),
+    "GetConversation": lambda world: conversations.GetConversationRequest(**world.conversation),
+    "UpdateConversation": lambda world: conversations.UpdateConversationRequest(
+        **world.conversation, labels=conversations.ConversationLabels(labels={"user": "bob"})
+    ),
+    "DeleteConversation": lambda world: conversations.DeleteConversationRequest(
+        namespace=world.namespace, conversation="fork"
+    ),
+    "ForkConversation": lambda world: conversations.ForkConversationRequest(
+        **world.conversation, new_conversation="fork"
+    ),
+    "GetState": lambda world: conversations.GetStateRequest(
+        namespace=world.namespace, scope=conversations.STATE_SCOPE_APP, name="app"
+    ),
+    "SetState": lambda world: conversations.SetStateRequest(
+        namespace=world.namespace,
+        scope=conversations.STATE_SCOPE_APP,
+        name="app",
+        document=_large_body(world).body,
+    ),
+    "DeleteState": lambda world: conversations.DeleteStateRequest(
+        namespace=world.namespace, scope=conversations.STATE_SCOPE_USER, name="bob"
+    ),
+    "EraseUser": lambda world: conversations.EraseUserRequest(namespace=world.namespace, user="nobody"),
     "AppendMessages": lambda world: conversations.AppendMessagesRequest(
         **world.conversation, messages=[_large_body(world)]
     ),

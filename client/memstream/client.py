@@ -37,9 +37,10 @@ from memstream.resource_codec import (
     server_status_from_wire,
 )
 from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo, ServerStatus
+from memstream.states import State, StateScope, delete_state, get_state, set_state
 from memstream.transfer import ExportPart, Source, export_parts, import_source
+from memstream.v1 import conversation_service_pb2, operation_service_pb2, server_service_pb2
 from memstream.v1 import memory_service_pb2 as pb
-from memstream.v1 import operation_service_pb2, server_service_pb2
 from memstream.values import MemoryKind
 
 _LOOK_MIN_S, _LOOK_MAX_S = 0.01, 1.0
@@ -213,9 +214,49 @@ class Client:
         async for namespace in iterate_pages(fetch):
             yield namespace
 
-    def list_conversations(self, namespace: str, *, page_size: Count = 0) -> AsyncIterator[ConversationSummary]:
-        """A namespace's conversations in order of name."""
-        return iterate_conversations(self._link, namespace, page_size)
+    def list_conversations(
+        self,
+        namespace: str,
+        *,
+        name_prefix: str = "",
+        labels: Mapping[str, str] | None = None,
+        latest_first: bool = False,
+        page_size: Count = 0,
+    ) -> AsyncIterator[ConversationSummary]:
+        """A namespace's conversations in order of name, or the latest changed first; optionally only names that begin
+        with `name_prefix`, and only conversations that have each of `labels` with exactly that value.
+        """
+        return iterate_conversations(self._link, namespace, name_prefix, labels, latest_first, page_size)
+
+    async def get_state(self, namespace: str, scope: StateScope, name: str) -> State:
+        """The state document of an app, a user or a session. Raises ConversationNotFound when there is none."""
+        return await get_state(self._link, namespace, scope, name)
+
+    async def set_state(
+        self,
+        namespace: str,
+        scope: StateScope,
+        name: str,
+        document: str,
+        *,
+        etag: str | None = None,
+        absent: bool = False,
+    ) -> State:
+        """Writes a state document, any JSON as text. Raises EtagMismatch unless `etag` is the present one; with
+        `absent`, unless there is none. That of a session creates the conversation if needed.
+        """
+        return await set_state(self._link, namespace, scope, name, document, etag, absent)
+
+    async def delete_state(self, namespace: str, scope: StateScope, name: str) -> bool:
+        """Deletes a state document, and returns whether there was one."""
+        return await delete_state(self._link, namespace, scope, name)
+
+    async def erase_user(self, namespace: str, user: str) -> int:
+        """Deletes a user's state and the conversations with the label `user` of that value; returns how many these
+        were. Nothing of them stays in the server's files.
+        """
+        request = conversation_service_pb2.EraseUserRequest(namespace=namespace, user=user)
+        return (await self._link.call(self._link.conversations.EraseUser, request)).conversations
 
     async def delete_memory(self, path: str, *, etag: str = "") -> None:
         """Deletes a memory and all of its content permanently."""

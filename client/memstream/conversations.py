@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
 from typing import Unpack
 
@@ -23,8 +23,10 @@ from memstream.conversation_values import (
     state_to_wire,
 )
 from memstream.conversation_watch import ConversationWatch
+from memstream.listed_codec import conversation_from_wire
+from memstream.listed_values import ConversationSummary
 from memstream.v1 import conversation_service_pb2 as pb
-from memstream.wiretypes import optional_timestamp_from_wire, optional_timestamp_to_wire
+from memstream.wiretypes import duration_to_wire, optional_timestamp_from_wire, optional_timestamp_to_wire
 
 
 @check_methods
@@ -198,6 +200,60 @@ class Conversation:
     async def _remove(self, request: pb.RemoveMessagesRequest) -> int:
         request.namespace, request.conversation, request.request_id = self.namespace, self.name, new_request_id()
         return (await self._link.call(self._link.conversations.RemoveMessages, request)).removed
+
+    # The conversation as a whole.
+
+    async def describe(self) -> ConversationSummary:
+        """Its labels, counts and times."""
+        request = pb.GetConversationRequest(namespace=self.namespace, conversation=self.name)
+        return conversation_from_wire(
+            (await self._link.call(self._link.conversations.GetConversation, request)).conversation
+        )
+
+    async def update(
+        self,
+        *,
+        labels: Mapping[str, str] | None = None,
+        ttl: timedelta | None = None,
+        create: bool = False,
+        absent: bool = False,
+    ) -> ConversationSummary:
+        """Sets labels and time to live (zero for none); None keeps them.
+
+        create: creates the conversation if it does not exist. absent: creates it; raises MemoryExists if it exists.
+        """
+        request = pb.UpdateConversationRequest(
+            namespace=self.namespace,
+            conversation=self.name,
+            labels=None if labels is None else pb.ConversationLabels(labels=dict(labels)),
+            ttl=None if ttl is None else duration_to_wire(ttl),
+            request_id=new_request_id(),
+        )
+        if absent:
+            request.absent = True
+        elif create:
+            request.allow_missing = True
+        answer = await self._link.call(self._link.conversations.UpdateConversation, request)
+        return conversation_from_wire(answer.conversation)
+
+    async def delete(self) -> int:
+        """Deletes it with messages, plans and state; returns how many messages it had."""
+        request = pb.DeleteConversationRequest(
+            namespace=self.namespace, conversation=self.name, request_id=new_request_id()
+        )
+        return (await self._link.call(self._link.conversations.DeleteConversation, request)).messages
+
+    async def fork(self, new_name: str, number: Position = 0) -> ConversationSummary:
+        """Copies it up to a message (0: all) to a new conversation of its namespace. Raises MemoryExists."""
+        request = pb.ForkConversationRequest(
+            namespace=self.namespace,
+            conversation=self.name,
+            new_conversation=new_name,
+            number=number,
+            request_id=new_request_id(),
+        )
+        answer = await self._link.call(self._link.conversations.ForkConversation, request)
+        return conversation_from_wire(answer.conversation)
 
     # Plans.
 

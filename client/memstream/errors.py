@@ -166,7 +166,7 @@ class OperationNotFound(NotFound):
 
 
 class ConversationNotFound(NotFound):
-    """No such conversation, message or plan."""
+    """No such conversation, message, plan or state document."""
 
 
 class AlreadyExists(Refused):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 
 from memstream.channel import Link, MemoryPath, iterate_pages
@@ -13,7 +13,7 @@ from memstream.receipt_codec import options_from_wire, what_from_wire
 from memstream.resources import Event
 from memstream.v1 import conversation_service_pb2
 from memstream.v1 import memory_service_pb2 as pb
-from memstream.wiretypes import optional_timestamp_from_wire, timestamp_from_wire, timestamp_to_wire
+from memstream.wiretypes import duration_from_wire, optional_timestamp_from_wire, timestamp_from_wire, timestamp_to_wire
 
 
 def iterate_sessions(
@@ -80,21 +80,39 @@ def iterate_fragment_events(link: Link, path: MemoryPath, id: str, page_size: in
     return iterate_pages(fetch)
 
 
-def iterate_conversations(link: Link, namespace: str, page_size: int) -> AsyncIterator[ConversationSummary]:
-    """The conversations of a namespace by name."""
+def iterate_conversations(
+    link: Link, namespace: str, prefix: str, labels: Mapping[str, str] | None, latest_first: bool, page_size: int
+) -> AsyncIterator[ConversationSummary]:
+    """The conversations of a namespace by name, or the latest changed first."""
 
     async def fetch(token: str) -> tuple[Sequence[ConversationSummary], str]:
         request = conversation_service_pb2.ListConversationsRequest(
-            namespace=namespace, page_size=page_size, page_token=token
+            namespace=namespace,
+            name_prefix=prefix,
+            labels=dict(labels or {}),
+            latest_first=latest_first,
+            page_size=page_size,
+            page_token=token,
         )
         answer = await link.call(link.conversations.ListConversations, request)
-        rows = [
-            ConversationSummary(one.name, one.last_number, one.completed, timestamp_from_wire(one.create_time))
-            for one in answer.conversations
-        ]
-        return rows, answer.next_page_token
+        return [conversation_from_wire(one) for one in answer.conversations], answer.next_page_token
 
     return iterate_pages(fetch)
+
+
+def conversation_from_wire(wire: conversation_service_pb2.Conversation) -> ConversationSummary:
+    """Converts a conversation."""
+    return ConversationSummary(
+        name=wire.name,
+        last_number=wire.last_number,
+        completed=wire.completed,
+        create_time=timestamp_from_wire(wire.create_time),
+        labels=dict(wire.labels),
+        ttl=duration_from_wire(wire.ttl) if wire.HasField("ttl") else None,
+        expire_time=optional_timestamp_from_wire(wire.expire_time, wire.HasField("expire_time")),
+        message_count=wire.message_count,
+        update_time=timestamp_from_wire(wire.update_time),
+    )
 
 
 def _session_from_wire(wire: pb.SessionSummary) -> SessionSummary:

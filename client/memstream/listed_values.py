@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from memstream.values import RecallOptions, Structured
@@ -24,12 +25,21 @@ class FragmentOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConversationSummary:
-    """A conversation of a namespace. `last_number`: of its last message, 0 if it never had one."""
+    """A conversation of a namespace. `last_number`: of the last message it ever had, 0 if it never had one.
+
+    `ttl`, `expire_time`: None if it does not expire. `update_time`: when messages were appended, or labels, time to
+    live or state set, for the last time.
+    """
 
     name: str
     last_number: int
     completed: bool
     create_time: datetime
+    labels: Mapping[str, str]
+    ttl: timedelta | None
+    expire_time: datetime | None
+    message_count: int
+    update_time: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,7 @@ from memstream.resources import (
 )
 from memstream.sent import Sent, Stored
 from memstream.standing import AnswerChange, StandingQuery
+from memstream.states import State, StateScope
 from memstream.times import read_time
 from memstream.transfer import ExportPart
 from memstream.values import (
@@ -294,6 +295,8 @@ __all__ = [
     "ShuttingDown",
     "SimilarityRule",
     "StandingQuery",
+    "State",
+    "StateScope",
     "StorageFull",
     "Stored",
     "StreamClosed",

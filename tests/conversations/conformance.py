@@ -13,10 +13,18 @@ from typing import Protocol
 
 import pytest
 
+from memstream_server.ports.conversation_records import (
+    ConversationChange,
+    ConversationQuery,
+    SessionStore,
+    StateDiffers,
+    StateName,
+    StateScope,
+)
 from memstream_server.ports.conversations import (
     NEVER,
+    ConversationExists,
     ConversationName,
-    ConversationStore,
     Message,
     MessageQuery,
     NotThere,
@@ -34,7 +42,7 @@ from memstream_server.ports.journal.records import Answer
 class Store(Journal, Protocol):
     """A journal with its conversations."""
 
-    conversations: ConversationStore
+    conversations: SessionStore
 
 
 Opener = Callable[[], Awaitable[Store]]
@@ -64,7 +72,7 @@ def answering(request: str) -> Callable[[object], Answer]:
     return lambda done: Answer(request, b"d", repr(done).encode(), NOW_US)
 
 
-async def numbers(store: ConversationStore, **query: object) -> list[int]:
+async def numbers(store: SessionStore, **query: object) -> list[int]:
     found = await store.list_messages(TALK, MessageQuery(**query))  # type: ignore[arg-type]  # each test gives what fits
     return [message.number for message in found]
 
@@ -79,10 +87,10 @@ class ConversationConformance:
         await opened.close()
 
     @pytest.fixture
-    def store(self, journal: Store) -> ConversationStore:
+    def store(self, journal: Store) -> SessionStore:
         return journal.conversations
 
-    async def test_unknown_conversation_is_empty(self, store: ConversationStore) -> None:
+    async def test_unknown_conversation_is_empty(self, store: SessionStore) -> None:
         assert await store.get_status(TALK) == NEVER
         for work in (
             store.list_messages(TALK, MessageQuery()),
@@ -96,20 +104,20 @@ class ConversationConformance:
                 await work
             assert caught.value.conversation == TALK
 
-    async def test_message_fields_round_trip(self, store: ConversationStore) -> None:
+    async def test_message_fields_round_trip(self, store: SessionStore) -> None:
         kept = await store.append_message(TALK, FULL, 7)
         assert kept == replace(FULL, number=1, create_time_us=7, update_time_us=7)
         assert await store.list_messages(TALK, MessageQuery()) == [kept]
         assert await store.last_message(TALK) == kept
 
-    async def test_numbers_ascend_in_each_conversation(self, store: ConversationStore) -> None:
+    async def test_numbers_ascend_in_each_conversation(self, store: SessionStore) -> None:
         made = await asyncio.gather(*(store.append_message(TALK, Message("a"), 1) for _ in range(20)))
         assert sorted(message.number for message in made) == list(range(1, 21))
         assert (await store.append_message(OTHER, Message("a"), 1)).number == 1
         assert await numbers(store, after=5, limit=3) == [6, 7, 8]
         assert await numbers(store, after=2**32 - 1) == []
 
-    async def test_messages_are_found_by_agent_pair_and_goal(self, store: ConversationStore) -> None:
+    async def test_messages_are_found_by_agent_pair_and_goal(self, store: SessionStore) -> None:
         for sender, receiver, goal in (
             ("user", "joy", "g1"),
             ("joy", "user", "g1"),
@@ -125,7 +133,7 @@ class ConversationConformance:
         assert await numbers(store, current_goal="g2") == [3, 4, 5]
         assert await numbers(store, agent="bob", current_goal="g2", after=3) == [4]
 
-    async def test_deleted_numbers_are_not_reused(self, store: ConversationStore) -> None:
+    async def test_deleted_numbers_are_not_reused(self, store: SessionStore) -> None:
         for _ in range(3):
             await store.append_message(TALK, Message("a"), 1)
         await store.append_message(OTHER, Message("a"), 1)
@@ -136,7 +144,7 @@ class ConversationConformance:
         assert (await store.append_message(TALK, Message("a"), 1)).number == 4
         assert len(await store.list_messages(OTHER, MessageQuery())) == 1
 
-    async def test_completed_conversation_can_be_reopened(self, store: ConversationStore) -> None:
+    async def test_completed_conversation_can_be_reopened(self, store: SessionStore) -> None:
         await store.append_message(TALK, Message("a"), 1)
         await store.complete_conversation(TALK, 1)
         await store.complete_conversation(TALK, 1)
@@ -146,7 +154,7 @@ class ConversationConformance:
         await store.complete_conversation(OTHER, 1)
         assert await store.get_status(OTHER) == Status(0, True, 1, 0)
 
-    async def test_plans_are_saved_replaced_and_removed(self, store: ConversationStore) -> None:
+    async def test_plans_are_saved_replaced_and_removed(self, store: SessionStore) -> None:
         first = Plan(2, "t", "c", "joy", "r", "1", "m", 1, 3, PlanState.WAITING, "x")
         saved = await store.save_plans(TALK, [first, Plan(1)], 5)
         assert saved == (
@@ -161,7 +169,7 @@ class ConversationConformance:
         assert await store.list_plans(TALK, PlanQuery()) == []
         assert len(await store.list_plans(OTHER, PlanQuery())) == 1
 
-    async def test_plans_are_found_by_number_and_state(self, store: ConversationStore) -> None:
+    async def test_plans_are_found_by_number_and_state(self, store: SessionStore) -> None:
         await store.save_plans(TALK, [Plan(n, state=state) for n, state in enumerate(PlanState, 1)], 1)
         to_do = await store.list_plans(TALK, PlanQuery(to_do=True))
         assert [plan.state for plan in to_do] == [PlanState.TODO, PlanState.RETRYING]
@@ -170,7 +178,7 @@ class ConversationConformance:
         both = await store.list_plans(TALK, PlanQuery((1, 2), to_do=True))
         assert [plan.number for plan in both] == [1]
 
-    async def test_change_keeps_other_fields(self, store: ConversationStore) -> None:
+    async def test_change_keeps_other_fields(self, store: SessionStore) -> None:
         await store.save_plans(TALK, [Plan(1, "t", agent="joy", retry_times=1, result="r")], 5)
         changed = await store.change_plan(TALK, 1, PlanChange(state=PlanState.RETRYING, retry_times=2), 6)
         assert changed == Plan(
@@ -189,7 +197,7 @@ class ConversationConformance:
         with pytest.raises(NotThere):
             await store.change_plan(TALK, 2, PlanChange(result="x"), 7)
 
-    async def test_answer_is_stored_with_its_write(self, journal: Store, store: ConversationStore) -> None:
+    async def test_answer_is_stored_with_its_write(self, journal: Store, store: SessionStore) -> None:
         made = await store.append_message(TALK, Message("a"), 1, answering("r1"))
         stored = await journal.get_answer("r1")
         assert stored is not None
@@ -217,3 +225,75 @@ class ConversationConformance:
         assert tuple(await second.conversations.list_plans(TALK, PlanQuery())) == plans
         assert (await second.conversations.get_status(TALK)).completed
         await second.close()
+
+    async def test_lists_select_by_name_label_and_time(self, store: SessionStore) -> None:
+        for place, name in enumerate(("b-1", "a-1", "b-2")):
+            labels = (("app", "x"), ("user", "ann" if place else "bob"))
+            change = ConversationChange(labels, ttl_us=50 * place, absent=True)
+            await store.update_conversation(ConversationName("comedy", name), change, 10 * place)
+
+        async def names(limit: int = 9, **query: object) -> list[str]:
+            wanted = ConversationQuery("comedy", limit, **query)  # type: ignore[arg-type]  # each call gives what fits
+            return [one.conversation.name for one in await store.list_conversations(wanted)]
+
+        assert await names(1) == ["a-1"]
+        assert await names(after_name="a-1") == ["b-1", "b-2"]
+        assert await names(prefix="b-") == ["b-1", "b-2"]
+        assert await names(labels=(("user", "ann"),)) == ["a-1", "b-2"]
+        assert await names(labels=(("app", "x"), ("user", "ann")), latest_first=True) == ["b-2", "a-1"]
+        assert await names(latest_first=True) == ["b-2", "a-1", "b-1"]
+        middle = await store.get_conversation(ConversationName("comedy", "a-1"))
+        assert await names(latest_first=True, before=(middle.update_time_us, middle.number)) == ["b-1"]
+        with pytest.raises(ConversationExists):
+            await store.update_conversation(middle.conversation, ConversationChange(absent=True), 1)
+
+    async def test_expired_conversations_are_deleted(self, store: SessionStore) -> None:
+        await store.update_conversation(TALK, ConversationChange(ttl_us=50, allow_missing=True), 0)
+        await store.append_message(TALK, FULL, 30)
+        await store.update_conversation(OTHER, ConversationChange(allow_missing=True), 0)
+        assert await store.prune_conversations(79, 10) == 0
+        assert await store.prune_conversations(80, 10) == 1
+        assert await store.list_names("comedy", "", 9) == [OTHER.name]
+
+    async def test_fork_copies_messages_labels_and_state(self, store: SessionStore) -> None:
+        large = Message(client_id="m1", body=b"1" * 5_000, body_size_bytes=5_000)
+        await store.update_conversation(TALK, ConversationChange((("user", "bob"),), 90, allow_missing=True), 1)
+        for one in (large, Message(client_id="m2"), Message()):
+            await store.append_message(TALK, one, 2)
+        await store.set_state(StateName("comedy", StateScope.SESSION, TALK.name), b"1", None, 3)
+        made = await store.fork_conversation(TALK, OTHER, 2, 9)
+        assert (made.message_count, made.last_number, made.labels, made.ttl_us) == (2, 2, (("user", "bob"),), 90)
+        found = await store.list_messages(OTHER, MessageQuery())
+        assert found == (await store.list_messages(TALK, MessageQuery()))[:2]
+        assert (await store.get_state(StateName("comedy", StateScope.SESSION, OTHER.name))).document == b"1"
+        assert await store.delete_conversation(TALK) == 3
+        assert await store.list_messages(OTHER, MessageQuery()) == found
+
+    async def test_states_change_only_from_their_version(self, store: SessionStore) -> None:
+        app = StateName("comedy", StateScope.APP, "x")
+        with pytest.raises(NotThere):
+            await store.get_state(app)
+        first = await store.set_state(app, b"1", 0, 5)
+        for wrong in (0, first.version + 1):
+            with pytest.raises(StateDiffers) as caught:
+                await store.set_state(app, b"2", wrong, 6)
+            assert caught.value.version == first.version
+        second = await store.set_state(app, b"3", first.version, 5)
+        assert second.version > first.version
+        assert await store.list_states("comedy", ("", ""), 9) == [(app, second)]
+        assert await store.list_states("comedy", ("app", "x"), 9) == []
+        assert [await store.delete_state(app) for _ in range(2)] == [True, False]
+
+    async def test_erasing_a_user_leaves_no_answer(self, journal: Store, store: SessionStore) -> None:
+        bob = ConversationChange((("user", "bob"),), allow_missing=True)
+        await store.update_conversation(
+            TALK, bob, 1, lambda done: Answer("comedy\nUpdateConversationRequest\nr1", b"d", b"monday", NOW_US)
+        )
+        await store.update_conversation(OTHER, ConversationChange(allow_missing=True), 1)
+        await store.set_state(StateName("comedy", StateScope.USER, "bob"), b"1", None, 1)
+        assert await store.erase_user("comedy", "bob") == (1, True)
+        assert await store.erase_user("comedy", "bob") == (0, False)
+        assert await store.list_names("comedy", "", 9) == [OTHER.name]
+        answer = await journal.get_answer("comedy\nUpdateConversationRequest\nr1")
+        assert answer is not None
+        assert (answer.digest, answer.response) == (b"", b"")

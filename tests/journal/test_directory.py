@@ -196,9 +196,13 @@ def test_migration_removes_producers_of_request_ids(tmp_path: Path) -> None:
 
 def undo_sessions(connection: Connection) -> None:
     """Undo what later migrations did to conversations; their triggers are gone."""
-    connection.exec_driver_sql("DROP TABLE message_bodies")
+    for table in ("message_bodies", "conversation_labels", "states"):
+        connection.exec_driver_sql(f"DROP TABLE {table}")
+    for index in ("conversations_latest", "conversations_expire"):
+        connection.exec_driver_sql(f"DROP INDEX {index}")
     connection.exec_driver_sql("DROP INDEX messages_client_id")
-    for column in ("message_time_us", "message_count"):
+    added = ("message_time_us", "message_count", "labels", "ttl_us", "update_time_us", "expire_time_us")
+    for column in added:
         connection.exec_driver_sql(f"ALTER TABLE conversations DROP COLUMN {column}")
     for column in ("conversation", "client_id"):
         connection.exec_driver_sql(f"ALTER TABLE messages DROP COLUMN {column}")
@@ -271,7 +275,16 @@ async def test_counting_continues_after_kills(data_dir: Path, monkeypatch: pytes
 
 def test_every_table_of_tenants_is_counted() -> None:
     """The others follow from these, or hold nothing of a tenant for long."""
-    others = {"memory_labels", "jobs", "outbox", "deletions", "processes", "meta", "namespace_bytes"}
+    others = {
+        "memory_labels",
+        "conversation_labels",
+        "jobs",
+        "outbox",
+        "deletions",
+        "processes",
+        "meta",
+        "namespace_bytes",
+    }
     assert {*byte_counts.COUNTED} | others == {*metadata.tables}
 
 

@@ -83,6 +83,13 @@ CALLS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     ),
     "RemoveMessages": (TALK | {"oldest": "1"}, [{"conversation": "other"}]),
     "PopMessage": (TALK, [{"conversation": "other"}]),
+    "UpdateConversation": (TALK | {"labels": {"labels": {"user": "ann"}}, "allowMissing": True}, [{"ttl": "9s"}]),
+    "ForkConversation": (TALK | {"newConversation": "fork-${ns}"}, [{"newConversation": "other"}, {"number": "1"}]),
+    "SetState": (
+        {"namespace": "${ns}", "scope": "STATE_SCOPE_APP", "name": "x", "document": "1"},
+        [{"document": "2"}, {"absent": True}],
+    ),
+    "DeleteState": ({"namespace": "${ns}", "scope": "STATE_SCOPE_APP", "name": "x"}, [{"name": "y"}]),
     "CompleteConversation": (TALK, [{"conversation": "other"}]),
     "DeleteMessages": (TALK, [{"conversation": "other"}]),
     "SavePlans": (
@@ -92,6 +99,7 @@ CALLS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "UpdatePlan": (TALK | {"subTaskNumber": 1, "result": "seen"}, [{"result": "heard"}]),
     "CompletePlan": (TALK | {"subTaskNumber": 1, "result": "seen"}, [{"result": "heard"}]),
     "RemovePlans": (TALK, [{"conversation": "other"}]),
+    "DeleteConversation": (TALK, [{"conversation": "other"}]),
     "StartReindex": ({}, [{"embed": True}]),
     "StartPurge": ({"namespace": "${ns}"}, [{"memory": "joy"}]),
 }

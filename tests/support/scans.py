@@ -37,6 +37,9 @@ _KEYED = "CAST(m AS BIGINT) * 4294967296 + i"
 _NAMED = "m || '-' || i"
 _VALUES = {
     "number": "m",
+    "conversation_labels.conversation": "m",
+    "conversations.update_time_us": _KEYED,
+    "expire_time_us": "CASE WHEN m % 50 = 0 THEN m ELSE NULL END",
     "uid": "'u' || m",
     "key": _KEYED,
     "memory": "m",

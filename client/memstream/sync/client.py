@@ -13,6 +13,7 @@ from memstream.arguments import check_methods
 from memstream.listed_values import ConversationSummary
 from memstream.policy import PolicyLike, Profile
 from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo, ServerStatus
+from memstream.states import State, StateScope
 from memstream.sync.bases import Connected
 from memstream.sync.conversations import Conversation
 from memstream.sync.loop import LOOP
@@ -86,9 +87,49 @@ class Client(Connected):
         """Namespaces that have memories, in order of name."""
         return LOOP.iterate_from(lambda: self._inner.list_namespaces(page_size=page_size))
 
-    def list_conversations(self, namespace: str, *, page_size: Count = 0) -> Iterator[ConversationSummary]:
-        """A namespace's conversations in order of name."""
-        return LOOP.iterate_from(lambda: self._inner.list_conversations(namespace, page_size=page_size))
+    def list_conversations(
+        self,
+        namespace: str,
+        *,
+        name_prefix: str = "",
+        labels: Mapping[str, str] | None = None,
+        latest_first: bool = False,
+        page_size: Count = 0,
+    ) -> Iterator[ConversationSummary]:
+        """A namespace's conversations in order of name, or the latest changed first; optionally only names that begin
+        with `name_prefix`, and only conversations that have each of `labels` with exactly that value."""
+        return LOOP.iterate_from(
+            lambda: self._inner.list_conversations(
+                namespace, name_prefix=name_prefix, labels=labels, latest_first=latest_first, page_size=page_size
+            )
+        )
+
+    def get_state(self, namespace: str, scope: StateScope, name: str) -> State:
+        """The state document of an app, a user or a session. Raises ConversationNotFound when there is none."""
+        return LOOP.run(self._inner.get_state(namespace, scope, name))
+
+    def set_state(
+        self,
+        namespace: str,
+        scope: StateScope,
+        name: str,
+        document: str,
+        *,
+        etag: str | None = None,
+        absent: bool = False,
+    ) -> State:
+        """Writes a state document, any JSON as text. Raises EtagMismatch unless `etag` is the present one; with
+        `absent`, unless there is none. That of a session creates the conversation if needed."""
+        return LOOP.run(self._inner.set_state(namespace, scope, name, document, etag=etag, absent=absent))
+
+    def delete_state(self, namespace: str, scope: StateScope, name: str) -> bool:
+        """Deletes a state document, and returns whether there was one."""
+        return LOOP.run(self._inner.delete_state(namespace, scope, name))
+
+    def erase_user(self, namespace: str, user: str) -> int:
+        """Deletes a user's state and the conversations with the label `user` of that value; returns how many these
+        were. Nothing of them stays in the server's files."""
+        return LOOP.run(self._inner.erase_user(namespace, user))
 
     def delete_memory(self, path: str, *, etag: str = "") -> None:
         """Deletes a memory and all of its content permanently."""

@@ -5,7 +5,7 @@ Written by scripts/sync_sdk.py: change the asynchronous class, then run `make ge
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Unpack
 
@@ -14,6 +14,7 @@ import memstream.conversations
 from memstream.argument_types import Count, Int32, Items, Position, Several
 from memstream.arguments import check_methods
 from memstream.conversation_values import Appended, Message, MessageFields, NewMessage, Plan, PlanState
+from memstream.listed_values import ConversationSummary
 from memstream.sync.bases import Handle, Iterated
 from memstream.sync.loop import LOOP
 
@@ -132,6 +133,32 @@ class Conversation(Handle):
     def pop_message(self) -> Message:
         """Deletes the last message and returns it. Raises ConversationNotFound when there is none."""
         return LOOP.run(self._inner.pop_message())
+
+    def describe(self) -> ConversationSummary:
+        """Its labels, counts and times."""
+        return LOOP.run(self._inner.describe())
+
+    def update(
+        self,
+        *,
+        labels: Mapping[str, str] | None = None,
+        ttl: timedelta | None = None,
+        create: bool = False,
+        absent: bool = False,
+    ) -> ConversationSummary:
+        """Sets labels and time to live (zero for none); None keeps them.
+
+        create: creates the conversation if it does not exist. absent: creates it; raises MemoryExists if it exists.
+        """
+        return LOOP.run(self._inner.update(labels=labels, ttl=ttl, create=create, absent=absent))
+
+    def delete(self) -> int:
+        """Deletes it with messages, plans and state; returns how many messages it had."""
+        return LOOP.run(self._inner.delete())
+
+    def fork(self, new_name: str, number: Position = 0) -> ConversationSummary:
+        """Copies it up to a message (0: all) to a new conversation of its namespace. Raises MemoryExists."""
+        return LOOP.run(self._inner.fork(new_name, number))
 
     def save_plans(self, plans: Items[Plan]) -> tuple[Plan, ...]:
         """Saves plans in one transaction; a plan replaces the one with its number. Returns them with their times."""

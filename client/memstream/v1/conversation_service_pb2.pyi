@@ -22,6 +22,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _StateScope:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StateScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StateScope.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STATE_SCOPE_UNSPECIFIED: _StateScope.ValueType  # 0
+    """Invalid."""
+    STATE_SCOPE_APP: _StateScope.ValueType  # 1
+    """An application; the name is that of the application."""
+    STATE_SCOPE_USER: _StateScope.ValueType  # 2
+    """A user; the name is the user's."""
+    STATE_SCOPE_SESSION: _StateScope.ValueType  # 3
+    """A session; the name is that of its conversation, with which it is deleted."""
+
+class StateScope(_StateScope, metaclass=_StateScopeEnumTypeWrapper):
+    """To what a state document belongs."""
+
+STATE_SCOPE_UNSPECIFIED: StateScope.ValueType  # 0
+"""Invalid."""
+STATE_SCOPE_APP: StateScope.ValueType  # 1
+"""An application; the name is that of the application."""
+STATE_SCOPE_USER: StateScope.ValueType  # 2
+"""A user; the name is the user's."""
+STATE_SCOPE_SESSION: StateScope.ValueType  # 3
+"""A session; the name is that of its conversation, with which it is deleted."""
+Global___StateScope: _TypeAlias = StateScope  # noqa: Y015
+
 class _PlanState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -219,6 +247,48 @@ class ConversationMessage(_message.Message):
 Global___ConversationMessage: _TypeAlias = ConversationMessage  # noqa: Y015
 
 @_typing.final
+class State(_message.Message):
+    """A state document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCOPE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    UPDATE_TIME_FIELD_NUMBER: _builtins.int
+    scope: Global___StateScope.ValueType
+    """To what it belongs."""
+    name: _builtins.str
+    """The name of that."""
+    document: _builtins.str
+    """JSON of any kind, as text that the server keeps unchanged; at most `Limits.message_bytes_max` bytes. Empty in the
+    answer of SetState.
+    """
+    etag: _builtins.str
+    """Changes with every write."""
+    @_builtins.property
+    def update_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was written."""
+
+    def __init__(
+        self,
+        *,
+        scope: Global___StateScope.ValueType = ...,
+        name: _builtins.str = ...,
+        document: _builtins.str = ...,
+        etag: _builtins.str = ...,
+        update_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["update_time", b"update_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "etag", b"etag", "name", b"name", "scope", b"scope", "update_time", b"update_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___State: _TypeAlias = State  # noqa: Y015
+
+@_typing.final
 class Plan(_message.Message):
     """A step of a conversation's plan."""
 
@@ -358,25 +428,61 @@ class ListConversationsRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAMESPACE_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    NAME_PREFIX_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    LATEST_FIRST_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The namespace."""
     page_size: _builtins.int
     """Page size, at most 1,000; 0 takes 100."""
     page_token: _builtins.str
     """From the previous answer; empty for the first page."""
+    name_prefix: _builtins.str
+    """Only names with this prefix; empty for all."""
+    latest_first: _builtins.bool
+    """Descending by update_time, instead of ascending by name. A conversation that changes between two pages may be
+    missing.
+    """
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Only conversations that have each of these labels with exactly this value; empty for all."""
+
     def __init__(
         self,
         *,
         namespace: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        name_prefix: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        latest_first: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "latest_first", b"latest_first", "name_prefix", b"name_prefix", "namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -416,19 +522,62 @@ class Conversation(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     LAST_NUMBER_FIELD_NUMBER: _builtins.int
     COMPLETED_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
+    UPDATE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     last_number: _builtins.int
     """The number of its last message, deleted ones included; 0 if it never had one."""
     completed: _builtins.bool
     """Whether it is completed."""
+    message_count: _builtins.int
+    """How many messages it has."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was started."""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels to list it by."""
+
+    @_builtins.property
+    def ttl(self) -> _duration_pb2.Duration:
+        """How long after its last change the server deletes it. Unset: never."""
+
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """When that is. Unset: never."""
+
+    @_builtins.property
+    def update_time(self) -> _timestamp_pb2.Timestamp:
+        """When messages were appended, or labels, time to live or state set, for the last time."""
 
     def __init__(
         self,
@@ -437,10 +586,15 @@ class Conversation(_message.Message):
         last_number: _builtins.int = ...,
         completed: _builtins.bool = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        ttl: _duration_pb2.Duration | None = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+        message_count: _builtins.int = ...,
+        update_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "ttl", b"ttl", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed", "create_time", b"create_time", "last_number", b"last_number", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed", "create_time", b"create_time", "expire_time", b"expire_time", "labels", b"labels", "last_number", b"last_number", "message_count", b"message_count", "name", b"name", "ttl", b"ttl", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1447,3 +1601,521 @@ class RemovePlansResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemovePlansResponse: _TypeAlias = RemovePlansResponse  # noqa: Y015
+
+@_typing.final
+class GetConversationRequest(_message.Message):
+    """Names a conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace."""
+    conversation: _builtins.str
+    """The conversation."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        conversation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetConversationRequest: _TypeAlias = GetConversationRequest  # noqa: Y015
+
+@_typing.final
+class GetConversationResponse(_message.Message):
+    """Its labels, counts and times."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def conversation(self) -> Global___Conversation:
+        """The conversation."""
+
+    def __init__(
+        self,
+        *,
+        conversation: Global___Conversation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetConversationResponse: _TypeAlias = GetConversationResponse  # noqa: Y015
+
+@_typing.final
+class ConversationLabels(_message.Message):
+    """Labels."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LABELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """All of them."""
+
+    def __init__(
+        self,
+        *,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConversationLabels: _TypeAlias = ConversationLabels  # noqa: Y015
+
+@_typing.final
+class UpdateConversationRequest(_message.Message):
+    """Changes a conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    ALLOW_MISSING_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace."""
+    conversation: _builtins.str
+    """The conversation."""
+    allow_missing: _builtins.bool
+    """Create the conversation if it does not exist."""
+    absent: _builtins.bool
+    """The conversation must not exist; it is created. Otherwise the call ends with MEMORY_EXISTS."""
+    request_id: _builtins.str
+    """A repeat with the same id returns the first answer."""
+    @_builtins.property
+    def labels(self) -> Global___ConversationLabels:
+        """All its labels from now on; unset keeps them."""
+
+    @_builtins.property
+    def ttl(self) -> _duration_pb2.Duration:
+        """Its time to live from now on; 0 for none. Unset keeps it."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        conversation: _builtins.str = ...,
+        labels: Global___ConversationLabels | None = ...,
+        ttl: _duration_pb2.Duration | None = ...,
+        allow_missing: _builtins.bool = ...,
+        absent: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "allow_missing", b"allow_missing", "existence", b"existence", "labels", b"labels", "ttl", b"ttl"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "allow_missing", b"allow_missing", "conversation", b"conversation", "existence", b"existence", "labels", b"labels", "namespace", b"namespace", "request_id", b"request_id", "ttl", b"ttl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_existence: _TypeAlias = _typing.Literal["allow_missing", "absent"]  # noqa: Y015
+    _WhichOneofArgType_existence: _TypeAlias = _typing.Literal["existence", b"existence"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_existence) -> _WhichOneofReturnType_existence | None: ...
+
+Global___UpdateConversationRequest: _TypeAlias = UpdateConversationRequest  # noqa: Y015
+
+@_typing.final
+class UpdateConversationResponse(_message.Message):
+    """The conversation as changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def conversation(self) -> Global___Conversation:
+        """The conversation."""
+
+    def __init__(
+        self,
+        *,
+        conversation: Global___Conversation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateConversationResponse: _TypeAlias = UpdateConversationResponse  # noqa: Y015
+
+@_typing.final
+class DeleteConversationRequest(_message.Message):
+    """Names a conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace."""
+    conversation: _builtins.str
+    """The conversation."""
+    request_id: _builtins.str
+    """A repeat with the same id returns the first answer."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        conversation: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "namespace", b"namespace", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteConversationRequest: _TypeAlias = DeleteConversationRequest  # noqa: Y015
+
+@_typing.final
+class DeleteConversationResponse(_message.Message):
+    """The conversation is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    messages: _builtins.int
+    """How many messages it had."""
+    def __init__(
+        self,
+        *,
+        messages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteConversationResponse: _TypeAlias = DeleteConversationResponse  # noqa: Y015
+
+@_typing.final
+class ForkConversationRequest(_message.Message):
+    """Copies a conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    NEW_CONVERSATION_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace of both."""
+    conversation: _builtins.str
+    """The conversation."""
+    new_conversation: _builtins.str
+    """The new one; MEMORY_EXISTS if it exists."""
+    number: _builtins.int
+    """The last message to copy, with its number; 0 for all."""
+    request_id: _builtins.str
+    """A repeat with the same id returns the first answer."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        conversation: _builtins.str = ...,
+        new_conversation: _builtins.str = ...,
+        number: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "namespace", b"namespace", "new_conversation", b"new_conversation", "number", b"number", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkConversationRequest: _TypeAlias = ForkConversationRequest  # noqa: Y015
+
+@_typing.final
+class ForkConversationResponse(_message.Message):
+    """The new conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def conversation(self) -> Global___Conversation:
+        """The conversation."""
+
+    def __init__(
+        self,
+        *,
+        conversation: Global___Conversation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkConversationResponse: _TypeAlias = ForkConversationResponse  # noqa: Y015
+
+@_typing.final
+class GetStateRequest(_message.Message):
+    """Names a state document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace."""
+    scope: Global___StateScope.ValueType
+    """Its scope."""
+    name: _builtins.str
+    """Its name in the scope."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        scope: Global___StateScope.ValueType = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "namespace", b"namespace", "scope", b"scope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStateRequest: _TypeAlias = GetStateRequest  # noqa: Y015
+
+@_typing.final
+class GetStateResponse(_message.Message):
+    """The state document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def state(self) -> Global___State:
+        """The document."""
+
+    def __init__(
+        self,
+        *,
+        state: Global___State | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStateResponse: _TypeAlias = GetStateResponse  # noqa: Y015
+
+@_typing.final
+class SetStateRequest(_message.Message):
+    """Writes a state document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace."""
+    scope: Global___StateScope.ValueType
+    """Its scope."""
+    name: _builtins.str
+    """Its name in the scope."""
+    document: _builtins.str
+    """JSON of any kind."""
+    etag: _builtins.str
+    """The etag that was read. Otherwise the call ends with ETAG_MISMATCH."""
+    absent: _builtins.bool
+    """There is no such document. Otherwise the call ends with ETAG_MISMATCH."""
+    request_id: _builtins.str
+    """A repeat with the same id returns the first answer."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        scope: Global___StateScope.ValueType = ...,
+        name: _builtins.str = ...,
+        document: _builtins.str = ...,
+        etag: _builtins.str = ...,
+        absent: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "etag", b"etag", "precondition", b"precondition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "document", b"document", "etag", b"etag", "name", b"name", "namespace", b"namespace", "precondition", b"precondition", "request_id", b"request_id", "scope", b"scope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_precondition: _TypeAlias = _typing.Literal["etag", "absent"]  # noqa: Y015
+    _WhichOneofArgType_precondition: _TypeAlias = _typing.Literal["precondition", b"precondition"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_precondition) -> _WhichOneofReturnType_precondition | None: ...
+
+Global___SetStateRequest: _TypeAlias = SetStateRequest  # noqa: Y015
+
+@_typing.final
+class SetStateResponse(_message.Message):
+    """The state document is written."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def state(self) -> Global___State:
+        """The document, without its text."""
+
+    def __init__(
+        self,
+        *,
+        state: Global___State | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetStateResponse: _TypeAlias = SetStateResponse  # noqa: Y015
+
+@_typing.final
+class DeleteStateRequest(_message.Message):
+    """Names a state document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace."""
+    scope: Global___StateScope.ValueType
+    """Its scope."""
+    name: _builtins.str
+    """Its name in the scope."""
+    request_id: _builtins.str
+    """A repeat with the same id returns the first answer."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        scope: Global___StateScope.ValueType = ...,
+        name: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "namespace", b"namespace", "request_id", b"request_id", "scope", b"scope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteStateRequest: _TypeAlias = DeleteStateRequest  # noqa: Y015
+
+@_typing.final
+class DeleteStateResponse(_message.Message):
+    """The state document is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELETED_FIELD_NUMBER: _builtins.int
+    deleted: _builtins.bool
+    """Whether there was one."""
+    def __init__(
+        self,
+        *,
+        deleted: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteStateResponse: _TypeAlias = DeleteStateResponse  # noqa: Y015
+
+@_typing.final
+class EraseUserRequest(_message.Message):
+    """Names a user."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace."""
+    user: _builtins.str
+    """The value of the label `user`, and the name of the user's state."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        user: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EraseUserRequest: _TypeAlias = EraseUserRequest  # noqa: Y015
+
+@_typing.final
+class EraseUserResponse(_message.Message):
+    """Nothing of the user's conversations and state is stored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATIONS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    conversations: _builtins.int
+    """How many conversations were deleted."""
+    state: _builtins.bool
+    """Whether there was a state document."""
+    def __init__(
+        self,
+        *,
+        conversations: _builtins.int = ...,
+        state: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversations", b"conversations", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EraseUserResponse: _TypeAlias = EraseUserResponse  # noqa: Y015

@@ -27,8 +27,8 @@ if _version_not_supported:
 
 class ConversationServiceStub(object):
     """Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
-    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
-    WatchMessages answer CONVERSATION_NOT_FOUND.
+    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation,
+    WatchMessages, UpdateConversation, SetState and those of lists answer CONVERSATION_NOT_FOUND.
     """
 
     def __init__(self, channel):
@@ -97,6 +97,46 @@ class ConversationServiceStub(object):
                 request_serializer=memstream_dot_v1_dot_conversation__service__pb2.PopMessageRequest.SerializeToString,
                 response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.PopMessageResponse.FromString,
                 _registered_method=True)
+        self.GetConversation = channel.unary_unary(
+                '/memstream.v1.ConversationService/GetConversation',
+                request_serializer=memstream_dot_v1_dot_conversation__service__pb2.GetConversationRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.GetConversationResponse.FromString,
+                _registered_method=True)
+        self.UpdateConversation = channel.unary_unary(
+                '/memstream.v1.ConversationService/UpdateConversation',
+                request_serializer=memstream_dot_v1_dot_conversation__service__pb2.UpdateConversationRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.UpdateConversationResponse.FromString,
+                _registered_method=True)
+        self.DeleteConversation = channel.unary_unary(
+                '/memstream.v1.ConversationService/DeleteConversation',
+                request_serializer=memstream_dot_v1_dot_conversation__service__pb2.DeleteConversationRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.DeleteConversationResponse.FromString,
+                _registered_method=True)
+        self.ForkConversation = channel.unary_unary(
+                '/memstream.v1.ConversationService/ForkConversation',
+                request_serializer=memstream_dot_v1_dot_conversation__service__pb2.ForkConversationRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.ForkConversationResponse.FromString,
+                _registered_method=True)
+        self.GetState = channel.unary_unary(
+                '/memstream.v1.ConversationService/GetState',
+                request_serializer=memstream_dot_v1_dot_conversation__service__pb2.GetStateRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.GetStateResponse.FromString,
+                _registered_method=True)
+        self.SetState = channel.unary_unary(
+                '/memstream.v1.ConversationService/SetState',
+                request_serializer=memstream_dot_v1_dot_conversation__service__pb2.SetStateRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.SetStateResponse.FromString,
+                _registered_method=True)
+        self.DeleteState = channel.unary_unary(
+                '/memstream.v1.ConversationService/DeleteState',
+                request_serializer=memstream_dot_v1_dot_conversation__service__pb2.DeleteStateRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.DeleteStateResponse.FromString,
+                _registered_method=True)
+        self.EraseUser = channel.unary_unary(
+                '/memstream.v1.ConversationService/EraseUser',
+                request_serializer=memstream_dot_v1_dot_conversation__service__pb2.EraseUserRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.EraseUserResponse.FromString,
+                _registered_method=True)
         self.SavePlans = channel.unary_unary(
                 '/memstream.v1.ConversationService/SavePlans',
                 request_serializer=memstream_dot_v1_dot_conversation__service__pb2.SavePlansRequest.SerializeToString,
@@ -126,8 +166,8 @@ class ConversationServiceStub(object):
 
 class ConversationServiceServicer(object):
     """Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
-    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
-    WatchMessages answer CONVERSATION_NOT_FOUND.
+    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation,
+    WatchMessages, UpdateConversation, SetState and those of lists answer CONVERSATION_NOT_FOUND.
     """
 
     def AppendMessage(self, request, context):
@@ -138,7 +178,7 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListConversations(self, request, context):
-        """Lists a namespace's conversations by name.
+        """Lists a namespace's conversations by name, or those with the latest change first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -209,6 +249,62 @@ class ConversationServiceServicer(object):
 
     def PopMessage(self, request, context):
         """Deletes the last message and returns it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetConversation(self, request, context):
+        """Reads a conversation's labels, counts and times.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateConversation(self, request, context):
+        """Sets a conversation's labels and its time to live; creates it on request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteConversation(self, request, context):
+        """Deletes a conversation with its messages, plans and state. A new one may take its name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForkConversation(self, request, context):
+        """Copies a conversation up to a message, with labels, time to live and state, to a new one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetState(self, request, context):
+        """Reads a state document.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetState(self, request, context):
+        """Writes a state document. That of a session creates the conversation if necessary.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteState(self, request, context):
+        """Deletes a state document.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EraseUser(self, request, context):
+        """Erases a user's state document and all conversations with the label `user` of that value, from the files, too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -312,6 +408,46 @@ def add_ConversationServiceServicer_to_server(servicer, server):
                     request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.PopMessageRequest.FromString,
                     response_serializer=memstream_dot_v1_dot_conversation__service__pb2.PopMessageResponse.SerializeToString,
             ),
+            'GetConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetConversation,
+                    request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.GetConversationRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_conversation__service__pb2.GetConversationResponse.SerializeToString,
+            ),
+            'UpdateConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateConversation,
+                    request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.UpdateConversationRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_conversation__service__pb2.UpdateConversationResponse.SerializeToString,
+            ),
+            'DeleteConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteConversation,
+                    request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.DeleteConversationRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_conversation__service__pb2.DeleteConversationResponse.SerializeToString,
+            ),
+            'ForkConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForkConversation,
+                    request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.ForkConversationRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_conversation__service__pb2.ForkConversationResponse.SerializeToString,
+            ),
+            'GetState': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetState,
+                    request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.GetStateRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_conversation__service__pb2.GetStateResponse.SerializeToString,
+            ),
+            'SetState': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetState,
+                    request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.SetStateRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_conversation__service__pb2.SetStateResponse.SerializeToString,
+            ),
+            'DeleteState': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteState,
+                    request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.DeleteStateRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_conversation__service__pb2.DeleteStateResponse.SerializeToString,
+            ),
+            'EraseUser': grpc.unary_unary_rpc_method_handler(
+                    servicer.EraseUser,
+                    request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.EraseUserRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_conversation__service__pb2.EraseUserResponse.SerializeToString,
+            ),
             'SavePlans': grpc.unary_unary_rpc_method_handler(
                     servicer.SavePlans,
                     request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.SavePlansRequest.FromString,
@@ -347,8 +483,8 @@ def add_ConversationServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ConversationService(object):
     """Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
-    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
-    WatchMessages answer CONVERSATION_NOT_FOUND.
+    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation,
+    WatchMessages, UpdateConversation, SetState and those of lists answer CONVERSATION_NOT_FOUND.
     """
 
     @staticmethod
@@ -665,6 +801,222 @@ class ConversationService(object):
             '/memstream.v1.ConversationService/PopMessage',
             memstream_dot_v1_dot_conversation__service__pb2.PopMessageRequest.SerializeToString,
             memstream_dot_v1_dot_conversation__service__pb2.PopMessageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ConversationService/GetConversation',
+            memstream_dot_v1_dot_conversation__service__pb2.GetConversationRequest.SerializeToString,
+            memstream_dot_v1_dot_conversation__service__pb2.GetConversationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ConversationService/UpdateConversation',
+            memstream_dot_v1_dot_conversation__service__pb2.UpdateConversationRequest.SerializeToString,
+            memstream_dot_v1_dot_conversation__service__pb2.UpdateConversationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ConversationService/DeleteConversation',
+            memstream_dot_v1_dot_conversation__service__pb2.DeleteConversationRequest.SerializeToString,
+            memstream_dot_v1_dot_conversation__service__pb2.DeleteConversationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForkConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ConversationService/ForkConversation',
+            memstream_dot_v1_dot_conversation__service__pb2.ForkConversationRequest.SerializeToString,
+            memstream_dot_v1_dot_conversation__service__pb2.ForkConversationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ConversationService/GetState',
+            memstream_dot_v1_dot_conversation__service__pb2.GetStateRequest.SerializeToString,
+            memstream_dot_v1_dot_conversation__service__pb2.GetStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ConversationService/SetState',
+            memstream_dot_v1_dot_conversation__service__pb2.SetStateRequest.SerializeToString,
+            memstream_dot_v1_dot_conversation__service__pb2.SetStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ConversationService/DeleteState',
+            memstream_dot_v1_dot_conversation__service__pb2.DeleteStateRequest.SerializeToString,
+            memstream_dot_v1_dot_conversation__service__pb2.DeleteStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EraseUser(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ConversationService/EraseUser',
+            memstream_dot_v1_dot_conversation__service__pb2.EraseUserRequest.SerializeToString,
+            memstream_dot_v1_dot_conversation__service__pb2.EraseUserResponse.FromString,
             options,
             channel_credentials,
             insecure,

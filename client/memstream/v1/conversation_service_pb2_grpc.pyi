@@ -28,8 +28,8 @@ GRPC_VERSION: str
 
 class ConversationServiceStub:
     """Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
-    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
-    WatchMessages answer CONVERSATION_NOT_FOUND.
+    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation,
+    WatchMessages, UpdateConversation, SetState and those of lists answer CONVERSATION_NOT_FOUND.
     """
 
     @_typing.overload
@@ -39,7 +39,7 @@ class ConversationServiceStub:
     AppendMessage: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.AppendMessageRequest, _conversation_service_pb2.AppendMessageResponse]
     """Appends a message; starts the conversation if necessary, and opens a completed one again."""
     ListConversations: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListConversationsRequest, _conversation_service_pb2.ListConversationsResponse]
-    """Lists a namespace's conversations by name."""
+    """Lists a namespace's conversations by name, or those with the latest change first."""
     AppendMessages: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.AppendMessagesRequest, _conversation_service_pb2.AppendMessagesResponse]
     """Appends several messages, all or none; starts the conversation if necessary, and opens a completed one again."""
     ListMessages: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListMessagesRequest, _conversation_service_pb2.ListMessagesResponse]
@@ -60,6 +60,22 @@ class ConversationServiceStub:
     """Deletes some messages: by number, the oldest, or all from a number."""
     PopMessage: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.PopMessageRequest, _conversation_service_pb2.PopMessageResponse]
     """Deletes the last message and returns it."""
+    GetConversation: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetConversationRequest, _conversation_service_pb2.GetConversationResponse]
+    """Reads a conversation's labels, counts and times."""
+    UpdateConversation: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.UpdateConversationRequest, _conversation_service_pb2.UpdateConversationResponse]
+    """Sets a conversation's labels and its time to live; creates it on request."""
+    DeleteConversation: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.DeleteConversationRequest, _conversation_service_pb2.DeleteConversationResponse]
+    """Deletes a conversation with its messages, plans and state. A new one may take its name."""
+    ForkConversation: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ForkConversationRequest, _conversation_service_pb2.ForkConversationResponse]
+    """Copies a conversation up to a message, with labels, time to live and state, to a new one."""
+    GetState: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetStateRequest, _conversation_service_pb2.GetStateResponse]
+    """Reads a state document."""
+    SetState: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.SetStateRequest, _conversation_service_pb2.SetStateResponse]
+    """Writes a state document. That of a session creates the conversation if necessary."""
+    DeleteState: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.DeleteStateRequest, _conversation_service_pb2.DeleteStateResponse]
+    """Deletes a state document."""
+    EraseUser: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.EraseUserRequest, _conversation_service_pb2.EraseUserResponse]
+    """Erases a user's state document and all conversations with the label `user` of that value, from the files, too."""
     SavePlans: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.SavePlansRequest, _conversation_service_pb2.SavePlansResponse]
     """Saves plans together."""
     ListPlans: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListPlansRequest, _conversation_service_pb2.ListPlansResponse]
@@ -74,15 +90,15 @@ class ConversationServiceStub:
 @_typing.type_check_only
 class ConversationServiceAsyncStub(ConversationServiceStub):
     """Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
-    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
-    WatchMessages answer CONVERSATION_NOT_FOUND.
+    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation,
+    WatchMessages, UpdateConversation, SetState and those of lists answer CONVERSATION_NOT_FOUND.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     AppendMessage: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.AppendMessageRequest, _conversation_service_pb2.AppendMessageResponse]  # type: ignore[assignment]
     """Appends a message; starts the conversation if necessary, and opens a completed one again."""
     ListConversations: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListConversationsRequest, _conversation_service_pb2.ListConversationsResponse]  # type: ignore[assignment]
-    """Lists a namespace's conversations by name."""
+    """Lists a namespace's conversations by name, or those with the latest change first."""
     AppendMessages: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.AppendMessagesRequest, _conversation_service_pb2.AppendMessagesResponse]  # type: ignore[assignment]
     """Appends several messages, all or none; starts the conversation if necessary, and opens a completed one again."""
     ListMessages: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListMessagesRequest, _conversation_service_pb2.ListMessagesResponse]  # type: ignore[assignment]
@@ -103,6 +119,22 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     """Deletes some messages: by number, the oldest, or all from a number."""
     PopMessage: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.PopMessageRequest, _conversation_service_pb2.PopMessageResponse]  # type: ignore[assignment]
     """Deletes the last message and returns it."""
+    GetConversation: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetConversationRequest, _conversation_service_pb2.GetConversationResponse]  # type: ignore[assignment]
+    """Reads a conversation's labels, counts and times."""
+    UpdateConversation: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.UpdateConversationRequest, _conversation_service_pb2.UpdateConversationResponse]  # type: ignore[assignment]
+    """Sets a conversation's labels and its time to live; creates it on request."""
+    DeleteConversation: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.DeleteConversationRequest, _conversation_service_pb2.DeleteConversationResponse]  # type: ignore[assignment]
+    """Deletes a conversation with its messages, plans and state. A new one may take its name."""
+    ForkConversation: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ForkConversationRequest, _conversation_service_pb2.ForkConversationResponse]  # type: ignore[assignment]
+    """Copies a conversation up to a message, with labels, time to live and state, to a new one."""
+    GetState: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetStateRequest, _conversation_service_pb2.GetStateResponse]  # type: ignore[assignment]
+    """Reads a state document."""
+    SetState: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.SetStateRequest, _conversation_service_pb2.SetStateResponse]  # type: ignore[assignment]
+    """Writes a state document. That of a session creates the conversation if necessary."""
+    DeleteState: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.DeleteStateRequest, _conversation_service_pb2.DeleteStateResponse]  # type: ignore[assignment]
+    """Deletes a state document."""
+    EraseUser: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.EraseUserRequest, _conversation_service_pb2.EraseUserResponse]  # type: ignore[assignment]
+    """Erases a user's state document and all conversations with the label `user` of that value, from the files, too."""
     SavePlans: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.SavePlansRequest, _conversation_service_pb2.SavePlansResponse]  # type: ignore[assignment]
     """Saves plans together."""
     ListPlans: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListPlansRequest, _conversation_service_pb2.ListPlansResponse]  # type: ignore[assignment]
@@ -116,8 +148,8 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
 
 class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
-    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
-    WatchMessages answer CONVERSATION_NOT_FOUND.
+    starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation,
+    WatchMessages, UpdateConversation, SetState and those of lists answer CONVERSATION_NOT_FOUND.
     """
 
     @_abc_1.abstractmethod
@@ -134,7 +166,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.ListConversationsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.ListConversationsResponse, _abc.Awaitable[_conversation_service_pb2.ListConversationsResponse]]:
-        """Lists a namespace's conversations by name."""
+        """Lists a namespace's conversations by name, or those with the latest change first."""
 
     @_abc_1.abstractmethod
     def AppendMessages(
@@ -215,6 +247,70 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.PopMessageResponse, _abc.Awaitable[_conversation_service_pb2.PopMessageResponse]]:
         """Deletes the last message and returns it."""
+
+    @_abc_1.abstractmethod
+    def GetConversation(
+        self,
+        request: _conversation_service_pb2.GetConversationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_service_pb2.GetConversationResponse, _abc.Awaitable[_conversation_service_pb2.GetConversationResponse]]:
+        """Reads a conversation's labels, counts and times."""
+
+    @_abc_1.abstractmethod
+    def UpdateConversation(
+        self,
+        request: _conversation_service_pb2.UpdateConversationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_service_pb2.UpdateConversationResponse, _abc.Awaitable[_conversation_service_pb2.UpdateConversationResponse]]:
+        """Sets a conversation's labels and its time to live; creates it on request."""
+
+    @_abc_1.abstractmethod
+    def DeleteConversation(
+        self,
+        request: _conversation_service_pb2.DeleteConversationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_service_pb2.DeleteConversationResponse, _abc.Awaitable[_conversation_service_pb2.DeleteConversationResponse]]:
+        """Deletes a conversation with its messages, plans and state. A new one may take its name."""
+
+    @_abc_1.abstractmethod
+    def ForkConversation(
+        self,
+        request: _conversation_service_pb2.ForkConversationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_service_pb2.ForkConversationResponse, _abc.Awaitable[_conversation_service_pb2.ForkConversationResponse]]:
+        """Copies a conversation up to a message, with labels, time to live and state, to a new one."""
+
+    @_abc_1.abstractmethod
+    def GetState(
+        self,
+        request: _conversation_service_pb2.GetStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_service_pb2.GetStateResponse, _abc.Awaitable[_conversation_service_pb2.GetStateResponse]]:
+        """Reads a state document."""
+
+    @_abc_1.abstractmethod
+    def SetState(
+        self,
+        request: _conversation_service_pb2.SetStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_service_pb2.SetStateResponse, _abc.Awaitable[_conversation_service_pb2.SetStateResponse]]:
+        """Writes a state document. That of a session creates the conversation if necessary."""
+
+    @_abc_1.abstractmethod
+    def DeleteState(
+        self,
+        request: _conversation_service_pb2.DeleteStateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_service_pb2.DeleteStateResponse, _abc.Awaitable[_conversation_service_pb2.DeleteStateResponse]]:
+        """Deletes a state document."""
+
+    @_abc_1.abstractmethod
+    def EraseUser(
+        self,
+        request: _conversation_service_pb2.EraseUserRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_service_pb2.EraseUserResponse, _abc.Awaitable[_conversation_service_pb2.EraseUserResponse]]:
+        """Erases a user's state document and all conversations with the label `user` of that value, from the files, too."""
 
     @_abc_1.abstractmethod
     def SavePlans(

@@ -57,7 +57,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_OPERATION_NOT_FOUND: _ErrorReason.ValueType  # 8
     """There is no operation with that id, or it ended more than 7 days ago."""
     ERROR_REASON_CONVERSATION_NOT_FOUND: _ErrorReason.ValueType  # 9
-    """There is no such conversation, message or plan."""
+    """There is no such conversation, message, plan or state document."""
     ERROR_REASON_MEMORY_EXISTS: _ErrorReason.ValueType  # 10
     """A memory or, for an import or with `absent`, a conversation of that name exists. What to do: exist_ok, or another
     name. Metadata `differs`: with exist_ok: the fields that differ from the request.
@@ -169,7 +169,7 @@ ERROR_REASON_FRAGMENT_NOT_FOUND: ErrorReason.ValueType  # 7
 ERROR_REASON_OPERATION_NOT_FOUND: ErrorReason.ValueType  # 8
 """There is no operation with that id, or it ended more than 7 days ago."""
 ERROR_REASON_CONVERSATION_NOT_FOUND: ErrorReason.ValueType  # 9
-"""There is no such conversation, message or plan."""
+"""There is no such conversation, message, plan or state document."""
 ERROR_REASON_MEMORY_EXISTS: ErrorReason.ValueType  # 10
 """A memory or, for an import or with `absent`, a conversation of that name exists. What to do: exist_ok, or another
 name. Metadata `differs`: with exist_ok: the fields that differ from the request.

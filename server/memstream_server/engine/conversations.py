@@ -21,14 +21,21 @@ from memstream_server.engine.errors import (
 )
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.engine.settings import Limits
+from memstream_server.ports.conversation_records import (
+    ConversationChange,
+    ConversationQuery,
+    ConversationRecord,
+    SessionStore,
+    State,
+    StateDiffers,
+    StateName,
+)
 from memstream_server.ports.conversations import (
     AnswerOf,
     Appended,
     ClientIdTaken,
     ConversationExists,
     ConversationName,
-    ConversationStore,
-    ConversationSummary,
     LastNumberDiffers,
     Message,
     MessageQuery,
@@ -61,7 +68,7 @@ class Conversations:
 
     def __init__(
         self,
-        store: ConversationStore,
+        store: SessionStore,
         journal: Journal,
         clock: Clock,
         quiet_s: float = 5.0,
@@ -84,13 +91,9 @@ class Conversations:
         self, conversation: ConversationName, message: Message, answer: AnswerOf[Message] = None
     ) -> Message:
         """The message with its number and times. Wakes the watches."""
-        await self._check_bytes(conversation)
+        await self._check_bytes(conversation.namespace)
         writing = self._store.append_message(conversation, message, self._clock.now_us(), answer)
         return await self._write_shielded(conversation, writing)
-
-    async def list_page(self, namespace: str, after: str, limit: int) -> list[ConversationSummary]:
-        """A namespace's conversations with names greater than `after`, ascending by name."""
-        return await _map_errors(self._store.list_conversations(namespace, after, limit))
 
     async def append_messages(
         self,
@@ -100,7 +103,7 @@ class Conversations:
         answer: AnswerOf[Appended] = None,
     ) -> Appended:
         """All or none. Wakes the watches."""
-        await self._check_bytes(conversation)
+        await self._check_bytes(conversation.namespace)
         writing = self._store.append_messages(conversation, messages, condition, self._clock.now_us(), answer)
         return await self._write_shielded(conversation, writing)
 
@@ -130,7 +133,7 @@ class Conversations:
         self, conversation: ConversationName, message: Message, answer: AnswerOf[Message] = None
     ) -> Message:
         """The message that is there now. Watches do not show it."""
-        await self._check_bytes(conversation)
+        await self._check_bytes(conversation.namespace)
         return await _map_errors(self._store.replace_message(conversation, message, self._clock.now_us(), answer))
 
     async def remove_messages(
@@ -147,7 +150,7 @@ class Conversations:
         self, conversation: ConversationName, plans: Sequence[Plan], answer: AnswerOf[tuple[Plan, ...]] = None
     ) -> tuple[Plan, ...]:
         """The plans with their times. A plan with an existing number replaces it."""
-        await self._check_bytes(conversation)
+        await self._check_bytes(conversation.namespace)
         return await _map_errors(self._store.save_plans(conversation, plans, self._clock.now_us(), answer))
 
     async def list_plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
@@ -158,12 +161,64 @@ class Conversations:
         self, conversation: ConversationName, number: int, change: PlanChange, answer: AnswerOf[Plan] = None
     ) -> Plan:
         """The changed plan."""
-        await self._check_bytes(conversation)
+        await self._check_bytes(conversation.namespace)
         return await _map_errors(self._store.change_plan(conversation, number, change, self._clock.now_us(), answer))
 
     async def remove_plans(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
         """Returns how many were removed."""
         return await _map_errors(self._store.remove_plans(conversation, answer))
+
+    async def get_conversation(self, conversation: ConversationName) -> ConversationRecord:
+        """What it is now."""
+        return await _map_errors(self._store.get_conversation(conversation))
+
+    async def list_conversations(self, query: ConversationQuery) -> list[ConversationRecord]:
+        """By name, or the latest first."""
+        return await _map_errors(self._store.list_conversations(query))
+
+    async def update_conversation(
+        self, conversation: ConversationName, change: ConversationChange, answer: AnswerOf[ConversationRecord] = None
+    ) -> ConversationRecord:
+        """The conversation as changed."""
+        await self._check_bytes(conversation.namespace)
+        return await _map_errors(self._store.update_conversation(conversation, change, self._clock.now_us(), answer))
+
+    async def delete_conversation(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
+        """How many messages it had. Watches wait for another one of that name."""
+        return await _map_errors(self._store.delete_conversation(conversation, answer))
+
+    async def fork_conversation(
+        self,
+        source: ConversationName,
+        target: ConversationName,
+        number: int | None,
+        answer: AnswerOf[ConversationRecord] = None,
+    ) -> ConversationRecord:
+        """The new conversation."""
+        await self._check_bytes(target.namespace)
+        forking = self._store.fork_conversation(source, target, number, self._clock.now_us(), answer)
+        return await _map_errors(forking)
+
+    async def get_state(self, name: StateName) -> State:
+        """The document."""
+        return await _map_errors(self._store.get_state(name))
+
+    async def set_state(
+        self, name: StateName, document: bytes, version: int | None, answer: AnswerOf[State] = None
+    ) -> State:
+        """The document as written."""
+        await self._check_bytes(name.namespace)
+        return await _map_errors(self._store.set_state(name, document, version, self._clock.now_us(), answer))
+
+    async def delete_state(self, name: StateName, answer: AnswerOf[bool] = None) -> bool:
+        """Whether there was one."""
+        return await _map_errors(self._store.delete_state(name, answer))
+
+    async def erase_user(self, namespace: str, user: str) -> tuple[int, bool]:
+        """How many conversations were deleted, and whether there was a state. Leaves nothing in the journal's files."""
+        erased = await _map_errors(self._store.erase_user(namespace, user))
+        await _map_errors(self._journal.scrub_files())
+        return erased
 
     async def watch(self, conversation: ConversationName, after: int) -> AsyncGenerator[list[Message], None]:
         """Pages of messages after a number, as they arrive; returns when the conversation is completed.
@@ -197,8 +252,8 @@ class Conversations:
             if not self._waiting[conversation]:
                 del self._waiting[conversation]
 
-    async def _check_bytes(self, conversation: ConversationName) -> None:
-        await check_bytes(self._journal, self._limits, conversation.namespace)
+    async def _check_bytes(self, namespace: str) -> None:
+        await check_bytes(self._journal, self._limits, namespace)
 
     async def _read_page(
         self, conversation: ConversationName, after: int, status: Status
@@ -234,6 +289,8 @@ async def _map_errors(work: Awaitable[T]) -> T:
         raise MemoryExists(str(error), namespace=named.namespace, conversation=named.name) from error
     except LastNumberDiffers as error:
         raise EtagMismatch(f"{error}: read again, then decide", etag=error.last_number) from error
+    except StateDiffers as error:
+        raise EtagMismatch(f"{error}: read again, then decide", etag=error.version) from error
     except ClientIdTaken as error:
         raise RequestIdConflict(f"{error}: give every message its own") from error
     except JournalError as error:  # includes Conflict: a concurrent call stored the answer, which the rpc returns

@@ -100,7 +100,7 @@ class FragmentNotFound(EngineError):
 
 
 class ConversationNotFound(EngineError):
-    """There is no such conversation, message or plan."""
+    """There is no such conversation, message, plan or state document."""
 
     reason = "CONVERSATION_NOT_FOUND"
 

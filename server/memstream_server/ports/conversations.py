@@ -22,7 +22,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from memstream_server.core.values import Metadata
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError
-from memstream_server.ports.journal.records import Answer
+from memstream_server.ports.journal.records import Answer, Labels
 
 T = TypeVar("T")
 AnswerOf: TypeAlias = Callable[[T], Answer] | None
@@ -210,17 +210,6 @@ class Status:
     """The last message's number at the latest completion."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationSummary:
-    """A conversation of a namespace, in a list."""
-
-    name: str
-    last_number: int
-    """As in Status."""
-    completed: bool
-    create_time_us: int
-
-
 NEVER = Status(0, False, 0, 0)
 """Status of a conversation that does not exist."""
 
@@ -256,10 +245,21 @@ class PlanQuery:
 
 
 @dataclass(frozen=True, slots=True)
+class Details:
+    """What a conversation has besides messages and plans. `state`: the document of its session; None: there is none."""
+
+    labels: Labels = ()
+    ttl_us: int | None = None
+    update_time_us: int = 0
+    state: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ConversationScan:
     """A whole conversation in one snapshot; valid during the scan."""
 
     status: Status
+    details: Details
     create_time_us: int
     message_count: int
     plan_count: int
@@ -340,10 +340,6 @@ class ConversationStore(Protocol):
         """Save plans with distinct numbers, replacing existing ones; returns them with their times."""
         ...
 
-    async def list_conversations(self, namespace: str, after: str, limit: int) -> list[ConversationSummary]:
-        """A namespace's conversations with names greater than `after`, ascending by name."""
-        ...
-
     async def list_plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
         """Ascending by number, after `query.after`."""
         ...
@@ -378,7 +374,9 @@ class ConversationStore(Protocol):
         """Add messages and plans unchanged under the staging name `staged`; earlier ones stay."""
         ...
 
-    async def publish_staged(self, staged: str, conversation: ConversationName, status: Status) -> None:
+    async def publish_staged(
+        self, staged: str, conversation: ConversationName, status: Status, details: Details
+    ) -> None:
         """Turn the staged rows into this conversation. Raises AlreadyExists, or Conflict if nothing is staged."""
         ...
 

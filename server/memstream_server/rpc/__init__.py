@@ -22,6 +22,7 @@ info: ServerService: the server and its status
 limits: bounds of requests, streams and calls
 memories: memory rpcs of MemoryService
 messages: message rpcs of ConversationService
+conversation_records: conversations as wholes, and state documents
 observe: the Observe stream
 operations: OperationService
 page_tokens: page tokens of list rpcs

@@ -1,5 +1,5 @@
-"""ConversationService: the messages (rpc/messages.py), plans, and the stream that watches a conversation until it is
-completed."""
+"""ConversationService: messages (rpc/messages.py), conversations and state (rpc/conversation_records.py), plans, and
+the stream that watches a conversation until it is completed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from memstream_server.ports.conversations import (
     PlanState,
 )
 from memstream_server.rpc import page_tokens, validation
+from memstream_server.rpc.conversation_records import SessionService
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import WatcherStalled
 from memstream_server.rpc.limits import ENTRIES_PER_SLICE, Limits, encode_fitting
-from memstream_server.rpc.messages import MessageService, start_after
+from memstream_server.rpc.messages import start_after
 from memstream_server.rpc.slow_consumer import end_if_stalled
-from memstream_server.rpc.validation import Violations, check_name
+from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import conversations as wire
 from memstream_server.rpc.wire import scalars
 
@@ -43,33 +44,12 @@ PROGRESS_DEFAULT_S = 10.0
 PROGRESS_MIN_S = 0.1
 
 
-class ConversationService(MessageService):
+class ConversationService(SessionService):
     """The servicer."""
 
     def __init__(self, conversations: Conversations, limits: Limits, drain: Drain) -> None:
         super().__init__(conversations, limits)
         self._drain = drain
-
-    async def list_conversations(
-        self, request: pb.ListConversationsRequest, _context: _Context
-    ) -> pb.ListConversationsResponse:
-        found = Violations()
-        check_name(found, "namespace", request.namespace, self._limits)
-        size = validation.page_size(found, request.page_size, self._limits)
-        found.check()
-        rows = await self._conversations.list_page(request.namespace, page_tokens.read_name(request), size + 1)
-        return pb.ListConversationsResponse(
-            conversations=[
-                pb.Conversation(
-                    name=row.name,
-                    last_number=row.last_number,
-                    completed=row.completed,
-                    create_time=scalars.timestamp_message(row.create_time_us),
-                )
-                for row in rows[:size]
-            ],
-            next_page_token=page_tokens.make_token(request, rows[size - 1].name) if len(rows) > size else "",
-        )
 
     async def watch_messages(
         self, request: pb.WatchMessagesRequest, context: _Context

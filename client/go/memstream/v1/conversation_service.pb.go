@@ -25,6 +25,63 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// To what a state document belongs.
+type StateScope int32
+
+const (
+	// Invalid.
+	StateScope_STATE_SCOPE_UNSPECIFIED StateScope = 0
+	// An application; the name is that of the application.
+	StateScope_STATE_SCOPE_APP StateScope = 1
+	// A user; the name is the user's.
+	StateScope_STATE_SCOPE_USER StateScope = 2
+	// A session; the name is that of its conversation, with which it is deleted.
+	StateScope_STATE_SCOPE_SESSION StateScope = 3
+)
+
+// Enum value maps for StateScope.
+var (
+	StateScope_name = map[int32]string{
+		0: "STATE_SCOPE_UNSPECIFIED",
+		1: "STATE_SCOPE_APP",
+		2: "STATE_SCOPE_USER",
+		3: "STATE_SCOPE_SESSION",
+	}
+	StateScope_value = map[string]int32{
+		"STATE_SCOPE_UNSPECIFIED": 0,
+		"STATE_SCOPE_APP":         1,
+		"STATE_SCOPE_USER":        2,
+		"STATE_SCOPE_SESSION":     3,
+	}
+)
+
+func (x StateScope) Enum() *StateScope {
+	p := new(StateScope)
+	*p = x
+	return p
+}
+
+func (x StateScope) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (StateScope) Descriptor() protoreflect.EnumDescriptor {
+	return file_memstream_v1_conversation_service_proto_enumTypes[0].Descriptor()
+}
+
+func (StateScope) Type() protoreflect.EnumType {
+	return &file_memstream_v1_conversation_service_proto_enumTypes[0]
+}
+
+func (x StateScope) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use StateScope.Descriptor instead.
+func (StateScope) EnumDescriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{0}
+}
+
 // The state of a plan.
 type PlanState int32
 
@@ -78,11 +135,11 @@ func (x PlanState) String() string {
 }
 
 func (PlanState) Descriptor() protoreflect.EnumDescriptor {
-	return file_memstream_v1_conversation_service_proto_enumTypes[0].Descriptor()
+	return file_memstream_v1_conversation_service_proto_enumTypes[1].Descriptor()
 }
 
 func (PlanState) Type() protoreflect.EnumType {
-	return &file_memstream_v1_conversation_service_proto_enumTypes[0]
+	return &file_memstream_v1_conversation_service_proto_enumTypes[1]
 }
 
 func (x PlanState) Number() protoreflect.EnumNumber {
@@ -91,7 +148,7 @@ func (x PlanState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PlanState.Descriptor instead.
 func (PlanState) EnumDescriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{0}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{1}
 }
 
 // A message of a conversation. Frameworks with messages of their own keep each in `body`; DB-GPT uses the texts.
@@ -357,6 +414,89 @@ func (x *ConversationMessage) GetTime() *timestamppb.Timestamp {
 	return nil
 }
 
+// A state document.
+type State struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// To what it belongs.
+	Scope StateScope `protobuf:"varint,1,opt,name=scope,proto3,enum=memstream.v1.StateScope" json:"scope,omitempty"`
+	// The name of that.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// JSON of any kind, as text that the server keeps unchanged; at most `Limits.message_bytes_max` bytes. Empty in the
+	// answer of SetState.
+	Document string `protobuf:"bytes,3,opt,name=document,proto3" json:"document,omitempty"`
+	// Changes with every write.
+	Etag string `protobuf:"bytes,4,opt,name=etag,proto3" json:"etag,omitempty"`
+	// When it was written.
+	UpdateTime    *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *State) Reset() {
+	*x = State{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *State) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*State) ProtoMessage() {}
+
+func (x *State) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use State.ProtoReflect.Descriptor instead.
+func (*State) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *State) GetScope() StateScope {
+	if x != nil {
+		return x.Scope
+	}
+	return StateScope_STATE_SCOPE_UNSPECIFIED
+}
+
+func (x *State) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *State) GetDocument() string {
+	if x != nil {
+		return x.Document
+	}
+	return ""
+}
+
+func (x *State) GetEtag() string {
+	if x != nil {
+		return x.Etag
+	}
+	return ""
+}
+
+func (x *State) GetUpdateTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.UpdateTime
+	}
+	return nil
+}
+
 // A step of a conversation's plan.
 type Plan struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -394,7 +534,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[1]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -406,7 +546,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[1]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -419,7 +559,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{1}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Plan) GetConversation() string {
@@ -535,7 +675,7 @@ type AppendMessageRequest struct {
 
 func (x *AppendMessageRequest) Reset() {
 	*x = AppendMessageRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[2]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -547,7 +687,7 @@ func (x *AppendMessageRequest) String() string {
 func (*AppendMessageRequest) ProtoMessage() {}
 
 func (x *AppendMessageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[2]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -560,7 +700,7 @@ func (x *AppendMessageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendMessageRequest.ProtoReflect.Descriptor instead.
 func (*AppendMessageRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{2}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *AppendMessageRequest) GetNamespace() string {
@@ -595,7 +735,7 @@ type AppendMessageResponse struct {
 
 func (x *AppendMessageResponse) Reset() {
 	*x = AppendMessageResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[3]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -607,7 +747,7 @@ func (x *AppendMessageResponse) String() string {
 func (*AppendMessageResponse) ProtoMessage() {}
 
 func (x *AppendMessageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[3]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -620,7 +760,7 @@ func (x *AppendMessageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendMessageResponse.ProtoReflect.Descriptor instead.
 func (*AppendMessageResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{3}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *AppendMessageResponse) GetMessage() *ConversationMessage {
@@ -638,14 +778,21 @@ type ListConversationsRequest struct {
 	// Page size, at most 1,000; 0 takes 100.
 	PageSize int32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// From the previous answer; empty for the first page.
-	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	PageToken string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	// Only names with this prefix; empty for all.
+	NamePrefix string `protobuf:"bytes,4,opt,name=name_prefix,json=namePrefix,proto3" json:"name_prefix,omitempty"`
+	// Only conversations that have each of these labels with exactly this value; empty for all.
+	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Descending by update_time, instead of ascending by name. A conversation that changes between two pages may be
+	// missing.
+	LatestFirst   bool `protobuf:"varint,6,opt,name=latest_first,json=latestFirst,proto3" json:"latest_first,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListConversationsRequest) Reset() {
 	*x = ListConversationsRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[4]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -657,7 +804,7 @@ func (x *ListConversationsRequest) String() string {
 func (*ListConversationsRequest) ProtoMessage() {}
 
 func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[4]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -670,7 +817,7 @@ func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConversationsRequest.ProtoReflect.Descriptor instead.
 func (*ListConversationsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{4}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListConversationsRequest) GetNamespace() string {
@@ -694,6 +841,27 @@ func (x *ListConversationsRequest) GetPageToken() string {
 	return ""
 }
 
+func (x *ListConversationsRequest) GetNamePrefix() string {
+	if x != nil {
+		return x.NamePrefix
+	}
+	return ""
+}
+
+func (x *ListConversationsRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *ListConversationsRequest) GetLatestFirst() bool {
+	if x != nil {
+		return x.LatestFirst
+	}
+	return false
+}
+
 // A page of conversations.
 type ListConversationsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -707,7 +875,7 @@ type ListConversationsResponse struct {
 
 func (x *ListConversationsResponse) Reset() {
 	*x = ListConversationsResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[5]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -719,7 +887,7 @@ func (x *ListConversationsResponse) String() string {
 func (*ListConversationsResponse) ProtoMessage() {}
 
 func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[5]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -732,7 +900,7 @@ func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConversationsResponse.ProtoReflect.Descriptor instead.
 func (*ListConversationsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{5}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListConversationsResponse) GetConversations() []*Conversation {
@@ -759,14 +927,24 @@ type Conversation struct {
 	// Whether it is completed.
 	Completed bool `protobuf:"varint,3,opt,name=completed,proto3" json:"completed,omitempty"`
 	// When it was started.
-	CreateTime    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	CreateTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`
+	// Labels to list it by.
+	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// How long after its last change the server deletes it. Unset: never.
+	Ttl *durationpb.Duration `protobuf:"bytes,6,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// When that is. Unset: never.
+	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
+	// How many messages it has.
+	MessageCount int64 `protobuf:"varint,8,opt,name=message_count,json=messageCount,proto3" json:"message_count,omitempty"`
+	// When messages were appended, or labels, time to live or state set, for the last time.
+	UpdateTime    *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Conversation) Reset() {
 	*x = Conversation{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[6]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -778,7 +956,7 @@ func (x *Conversation) String() string {
 func (*Conversation) ProtoMessage() {}
 
 func (x *Conversation) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[6]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -791,7 +969,7 @@ func (x *Conversation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Conversation.ProtoReflect.Descriptor instead.
 func (*Conversation) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{6}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Conversation) GetName() string {
@@ -818,6 +996,41 @@ func (x *Conversation) GetCompleted() bool {
 func (x *Conversation) GetCreateTime() *timestamppb.Timestamp {
 	if x != nil {
 		return x.CreateTime
+	}
+	return nil
+}
+
+func (x *Conversation) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *Conversation) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+func (x *Conversation) GetExpireTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpireTime
+	}
+	return nil
+}
+
+func (x *Conversation) GetMessageCount() int64 {
+	if x != nil {
+		return x.MessageCount
+	}
+	return 0
+}
+
+func (x *Conversation) GetUpdateTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.UpdateTime
 	}
 	return nil
 }
@@ -857,7 +1070,7 @@ type ListMessagesRequest struct {
 
 func (x *ListMessagesRequest) Reset() {
 	*x = ListMessagesRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[7]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -869,7 +1082,7 @@ func (x *ListMessagesRequest) String() string {
 func (*ListMessagesRequest) ProtoMessage() {}
 
 func (x *ListMessagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[7]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -882,7 +1095,7 @@ func (x *ListMessagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMessagesRequest.ProtoReflect.Descriptor instead.
 func (*ListMessagesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{7}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListMessagesRequest) GetNamespace() string {
@@ -989,7 +1202,7 @@ type ListMessagesResponse struct {
 
 func (x *ListMessagesResponse) Reset() {
 	*x = ListMessagesResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[8]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1001,7 +1214,7 @@ func (x *ListMessagesResponse) String() string {
 func (*ListMessagesResponse) ProtoMessage() {}
 
 func (x *ListMessagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[8]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1014,7 +1227,7 @@ func (x *ListMessagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMessagesResponse.ProtoReflect.Descriptor instead.
 func (*ListMessagesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{8}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListMessagesResponse) GetMessages() []*ConversationMessage {
@@ -1056,7 +1269,7 @@ type AppendMessagesRequest struct {
 
 func (x *AppendMessagesRequest) Reset() {
 	*x = AppendMessagesRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[9]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1068,7 +1281,7 @@ func (x *AppendMessagesRequest) String() string {
 func (*AppendMessagesRequest) ProtoMessage() {}
 
 func (x *AppendMessagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[9]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1081,7 +1294,7 @@ func (x *AppendMessagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendMessagesRequest.ProtoReflect.Descriptor instead.
 func (*AppendMessagesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{9}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AppendMessagesRequest) GetNamespace() string {
@@ -1172,7 +1385,7 @@ type AppendMessagesResponse struct {
 
 func (x *AppendMessagesResponse) Reset() {
 	*x = AppendMessagesResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[10]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1184,7 +1397,7 @@ func (x *AppendMessagesResponse) String() string {
 func (*AppendMessagesResponse) ProtoMessage() {}
 
 func (x *AppendMessagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[10]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1197,7 +1410,7 @@ func (x *AppendMessagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendMessagesResponse.ProtoReflect.Descriptor instead.
 func (*AppendMessagesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{10}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AppendMessagesResponse) GetNumbers() []int64 {
@@ -1243,7 +1456,7 @@ type GetMessageRequest struct {
 
 func (x *GetMessageRequest) Reset() {
 	*x = GetMessageRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[11]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1255,7 +1468,7 @@ func (x *GetMessageRequest) String() string {
 func (*GetMessageRequest) ProtoMessage() {}
 
 func (x *GetMessageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[11]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1268,7 +1481,7 @@ func (x *GetMessageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMessageRequest.ProtoReflect.Descriptor instead.
 func (*GetMessageRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{11}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetMessageRequest) GetNamespace() string {
@@ -1303,7 +1516,7 @@ type GetMessageResponse struct {
 
 func (x *GetMessageResponse) Reset() {
 	*x = GetMessageResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[12]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1315,7 +1528,7 @@ func (x *GetMessageResponse) String() string {
 func (*GetMessageResponse) ProtoMessage() {}
 
 func (x *GetMessageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[12]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1328,7 +1541,7 @@ func (x *GetMessageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMessageResponse.ProtoReflect.Descriptor instead.
 func (*GetMessageResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{12}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetMessageResponse) GetMessage() *ConversationMessage {
@@ -1353,7 +1566,7 @@ type ReplaceMessageRequest struct {
 
 func (x *ReplaceMessageRequest) Reset() {
 	*x = ReplaceMessageRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[13]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1365,7 +1578,7 @@ func (x *ReplaceMessageRequest) String() string {
 func (*ReplaceMessageRequest) ProtoMessage() {}
 
 func (x *ReplaceMessageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[13]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1378,7 +1591,7 @@ func (x *ReplaceMessageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceMessageRequest.ProtoReflect.Descriptor instead.
 func (*ReplaceMessageRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{13}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReplaceMessageRequest) GetNamespace() string {
@@ -1413,7 +1626,7 @@ type ReplaceMessageResponse struct {
 
 func (x *ReplaceMessageResponse) Reset() {
 	*x = ReplaceMessageResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[14]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1638,7 @@ func (x *ReplaceMessageResponse) String() string {
 func (*ReplaceMessageResponse) ProtoMessage() {}
 
 func (x *ReplaceMessageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[14]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +1651,7 @@ func (x *ReplaceMessageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceMessageResponse.ProtoReflect.Descriptor instead.
 func (*ReplaceMessageResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{14}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReplaceMessageResponse) GetMessage() *ConversationMessage {
@@ -1459,7 +1672,7 @@ type MessageNumbers struct {
 
 func (x *MessageNumbers) Reset() {
 	*x = MessageNumbers{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[15]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1471,7 +1684,7 @@ func (x *MessageNumbers) String() string {
 func (*MessageNumbers) ProtoMessage() {}
 
 func (x *MessageNumbers) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[15]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1484,7 +1697,7 @@ func (x *MessageNumbers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessageNumbers.ProtoReflect.Descriptor instead.
 func (*MessageNumbers) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{15}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *MessageNumbers) GetNumbers() []int64 {
@@ -1517,7 +1730,7 @@ type RemoveMessagesRequest struct {
 
 func (x *RemoveMessagesRequest) Reset() {
 	*x = RemoveMessagesRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[16]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1742,7 @@ func (x *RemoveMessagesRequest) String() string {
 func (*RemoveMessagesRequest) ProtoMessage() {}
 
 func (x *RemoveMessagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[16]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1755,7 @@ func (x *RemoveMessagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMessagesRequest.ProtoReflect.Descriptor instead.
 func (*RemoveMessagesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{16}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RemoveMessagesRequest) GetNamespace() string {
@@ -1638,7 +1851,7 @@ type RemoveMessagesResponse struct {
 
 func (x *RemoveMessagesResponse) Reset() {
 	*x = RemoveMessagesResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[17]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1650,7 +1863,7 @@ func (x *RemoveMessagesResponse) String() string {
 func (*RemoveMessagesResponse) ProtoMessage() {}
 
 func (x *RemoveMessagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[17]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1663,7 +1876,7 @@ func (x *RemoveMessagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveMessagesResponse.ProtoReflect.Descriptor instead.
 func (*RemoveMessagesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{17}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RemoveMessagesResponse) GetRemoved() int64 {
@@ -1695,7 +1908,7 @@ type PopMessageRequest struct {
 
 func (x *PopMessageRequest) Reset() {
 	*x = PopMessageRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[18]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1707,7 +1920,7 @@ func (x *PopMessageRequest) String() string {
 func (*PopMessageRequest) ProtoMessage() {}
 
 func (x *PopMessageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[18]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1720,7 +1933,7 @@ func (x *PopMessageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PopMessageRequest.ProtoReflect.Descriptor instead.
 func (*PopMessageRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{18}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PopMessageRequest) GetNamespace() string {
@@ -1755,7 +1968,7 @@ type PopMessageResponse struct {
 
 func (x *PopMessageResponse) Reset() {
 	*x = PopMessageResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[19]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1767,7 +1980,7 @@ func (x *PopMessageResponse) String() string {
 func (*PopMessageResponse) ProtoMessage() {}
 
 func (x *PopMessageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[19]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1780,7 +1993,7 @@ func (x *PopMessageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PopMessageResponse.ProtoReflect.Descriptor instead.
 func (*PopMessageResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{19}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PopMessageResponse) GetMessage() *ConversationMessage {
@@ -1803,7 +2016,7 @@ type GetLastMessageRequest struct {
 
 func (x *GetLastMessageRequest) Reset() {
 	*x = GetLastMessageRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[20]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1815,7 +2028,7 @@ func (x *GetLastMessageRequest) String() string {
 func (*GetLastMessageRequest) ProtoMessage() {}
 
 func (x *GetLastMessageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[20]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1828,7 +2041,7 @@ func (x *GetLastMessageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLastMessageRequest.ProtoReflect.Descriptor instead.
 func (*GetLastMessageRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{20}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetLastMessageRequest) GetNamespace() string {
@@ -1856,7 +2069,7 @@ type GetLastMessageResponse struct {
 
 func (x *GetLastMessageResponse) Reset() {
 	*x = GetLastMessageResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[21]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1868,7 +2081,7 @@ func (x *GetLastMessageResponse) String() string {
 func (*GetLastMessageResponse) ProtoMessage() {}
 
 func (x *GetLastMessageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[21]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1881,7 +2094,7 @@ func (x *GetLastMessageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLastMessageResponse.ProtoReflect.Descriptor instead.
 func (*GetLastMessageResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{21}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetLastMessageResponse) GetMessage() *ConversationMessage {
@@ -1909,7 +2122,7 @@ type WatchMessagesRequest struct {
 
 func (x *WatchMessagesRequest) Reset() {
 	*x = WatchMessagesRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[22]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1921,7 +2134,7 @@ func (x *WatchMessagesRequest) String() string {
 func (*WatchMessagesRequest) ProtoMessage() {}
 
 func (x *WatchMessagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[22]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1934,7 +2147,7 @@ func (x *WatchMessagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMessagesRequest.ProtoReflect.Descriptor instead.
 func (*WatchMessagesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{22}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WatchMessagesRequest) GetNamespace() string {
@@ -1978,7 +2191,7 @@ type WatchMessagesResponse struct {
 
 func (x *WatchMessagesResponse) Reset() {
 	*x = WatchMessagesResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1990,7 +2203,7 @@ func (x *WatchMessagesResponse) String() string {
 func (*WatchMessagesResponse) ProtoMessage() {}
 
 func (x *WatchMessagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2003,7 +2216,7 @@ func (x *WatchMessagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchMessagesResponse.ProtoReflect.Descriptor instead.
 func (*WatchMessagesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{23}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WatchMessagesResponse) GetMessages() []*ConversationMessage {
@@ -2035,7 +2248,7 @@ type CompleteConversationRequest struct {
 
 func (x *CompleteConversationRequest) Reset() {
 	*x = CompleteConversationRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[24]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2260,7 @@ func (x *CompleteConversationRequest) String() string {
 func (*CompleteConversationRequest) ProtoMessage() {}
 
 func (x *CompleteConversationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[24]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2273,7 @@ func (x *CompleteConversationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteConversationRequest.ProtoReflect.Descriptor instead.
 func (*CompleteConversationRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{24}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CompleteConversationRequest) GetNamespace() string {
@@ -2093,7 +2306,7 @@ type CompleteConversationResponse struct {
 
 func (x *CompleteConversationResponse) Reset() {
 	*x = CompleteConversationResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[25]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2105,7 +2318,7 @@ func (x *CompleteConversationResponse) String() string {
 func (*CompleteConversationResponse) ProtoMessage() {}
 
 func (x *CompleteConversationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[25]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2118,7 +2331,7 @@ func (x *CompleteConversationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteConversationResponse.ProtoReflect.Descriptor instead.
 func (*CompleteConversationResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{25}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{26}
 }
 
 // Deletes messages.
@@ -2136,7 +2349,7 @@ type DeleteMessagesRequest struct {
 
 func (x *DeleteMessagesRequest) Reset() {
 	*x = DeleteMessagesRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[26]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2148,7 +2361,7 @@ func (x *DeleteMessagesRequest) String() string {
 func (*DeleteMessagesRequest) ProtoMessage() {}
 
 func (x *DeleteMessagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[26]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2161,7 +2374,7 @@ func (x *DeleteMessagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMessagesRequest.ProtoReflect.Descriptor instead.
 func (*DeleteMessagesRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{26}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeleteMessagesRequest) GetNamespace() string {
@@ -2196,7 +2409,7 @@ type DeleteMessagesResponse struct {
 
 func (x *DeleteMessagesResponse) Reset() {
 	*x = DeleteMessagesResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2208,7 +2421,7 @@ func (x *DeleteMessagesResponse) String() string {
 func (*DeleteMessagesResponse) ProtoMessage() {}
 
 func (x *DeleteMessagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2221,7 +2434,7 @@ func (x *DeleteMessagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteMessagesResponse.ProtoReflect.Descriptor instead.
 func (*DeleteMessagesResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{27}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeleteMessagesResponse) GetDeleted() int64 {
@@ -2248,7 +2461,7 @@ type SavePlansRequest struct {
 
 func (x *SavePlansRequest) Reset() {
 	*x = SavePlansRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2473,7 @@ func (x *SavePlansRequest) String() string {
 func (*SavePlansRequest) ProtoMessage() {}
 
 func (x *SavePlansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2486,7 @@ func (x *SavePlansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SavePlansRequest.ProtoReflect.Descriptor instead.
 func (*SavePlansRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{28}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SavePlansRequest) GetNamespace() string {
@@ -2315,7 +2528,7 @@ type SavePlansResponse struct {
 
 func (x *SavePlansResponse) Reset() {
 	*x = SavePlansResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2327,7 +2540,7 @@ func (x *SavePlansResponse) String() string {
 func (*SavePlansResponse) ProtoMessage() {}
 
 func (x *SavePlansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2340,7 +2553,7 @@ func (x *SavePlansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SavePlansResponse.ProtoReflect.Descriptor instead.
 func (*SavePlansResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{29}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SavePlansResponse) GetPlans() []*Plan {
@@ -2371,7 +2584,7 @@ type ListPlansRequest struct {
 
 func (x *ListPlansRequest) Reset() {
 	*x = ListPlansRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2383,7 +2596,7 @@ func (x *ListPlansRequest) String() string {
 func (*ListPlansRequest) ProtoMessage() {}
 
 func (x *ListPlansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2396,7 +2609,7 @@ func (x *ListPlansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlansRequest.ProtoReflect.Descriptor instead.
 func (*ListPlansRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{30}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListPlansRequest) GetNamespace() string {
@@ -2454,7 +2667,7 @@ type ListPlansResponse struct {
 
 func (x *ListPlansResponse) Reset() {
 	*x = ListPlansResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2466,7 +2679,7 @@ func (x *ListPlansResponse) String() string {
 func (*ListPlansResponse) ProtoMessage() {}
 
 func (x *ListPlansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2479,7 +2692,7 @@ func (x *ListPlansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlansResponse.ProtoReflect.Descriptor instead.
 func (*ListPlansResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{31}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListPlansResponse) GetPlans() []*Plan {
@@ -2523,7 +2736,7 @@ type UpdatePlanRequest struct {
 
 func (x *UpdatePlanRequest) Reset() {
 	*x = UpdatePlanRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2535,7 +2748,7 @@ func (x *UpdatePlanRequest) String() string {
 func (*UpdatePlanRequest) ProtoMessage() {}
 
 func (x *UpdatePlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2548,7 +2761,7 @@ func (x *UpdatePlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePlanRequest.ProtoReflect.Descriptor instead.
 func (*UpdatePlanRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{32}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *UpdatePlanRequest) GetNamespace() string {
@@ -2625,7 +2838,7 @@ type UpdatePlanResponse struct {
 
 func (x *UpdatePlanResponse) Reset() {
 	*x = UpdatePlanResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2637,7 +2850,7 @@ func (x *UpdatePlanResponse) String() string {
 func (*UpdatePlanResponse) ProtoMessage() {}
 
 func (x *UpdatePlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2650,7 +2863,7 @@ func (x *UpdatePlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdatePlanResponse.ProtoReflect.Descriptor instead.
 func (*UpdatePlanResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{33}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *UpdatePlanResponse) GetPlan() *Plan {
@@ -2679,7 +2892,7 @@ type CompletePlanRequest struct {
 
 func (x *CompletePlanRequest) Reset() {
 	*x = CompletePlanRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2691,7 +2904,7 @@ func (x *CompletePlanRequest) String() string {
 func (*CompletePlanRequest) ProtoMessage() {}
 
 func (x *CompletePlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2704,7 +2917,7 @@ func (x *CompletePlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompletePlanRequest.ProtoReflect.Descriptor instead.
 func (*CompletePlanRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{34}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CompletePlanRequest) GetNamespace() string {
@@ -2753,7 +2966,7 @@ type CompletePlanResponse struct {
 
 func (x *CompletePlanResponse) Reset() {
 	*x = CompletePlanResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2765,7 +2978,7 @@ func (x *CompletePlanResponse) String() string {
 func (*CompletePlanResponse) ProtoMessage() {}
 
 func (x *CompletePlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2778,7 +2991,7 @@ func (x *CompletePlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompletePlanResponse.ProtoReflect.Descriptor instead.
 func (*CompletePlanResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{35}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CompletePlanResponse) GetPlan() *Plan {
@@ -2803,7 +3016,7 @@ type RemovePlansRequest struct {
 
 func (x *RemovePlansRequest) Reset() {
 	*x = RemovePlansRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2815,7 +3028,7 @@ func (x *RemovePlansRequest) String() string {
 func (*RemovePlansRequest) ProtoMessage() {}
 
 func (x *RemovePlansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2828,7 +3041,7 @@ func (x *RemovePlansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlansRequest.ProtoReflect.Descriptor instead.
 func (*RemovePlansRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{36}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RemovePlansRequest) GetNamespace() string {
@@ -2863,7 +3076,7 @@ type RemovePlansResponse struct {
 
 func (x *RemovePlansResponse) Reset() {
 	*x = RemovePlansResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2875,7 +3088,7 @@ func (x *RemovePlansResponse) String() string {
 func (*RemovePlansResponse) ProtoMessage() {}
 
 func (x *RemovePlansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2888,7 +3101,7 @@ func (x *RemovePlansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlansResponse.ProtoReflect.Descriptor instead.
 func (*RemovePlansResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{37}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RemovePlansResponse) GetRemoved() int64 {
@@ -2896,6 +3109,1086 @@ func (x *RemovePlansResponse) GetRemoved() int64 {
 		return x.Removed
 	}
 	return 0
+}
+
+// Names a conversation.
+type GetConversationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The conversation.
+	Conversation  string `protobuf:"bytes,2,opt,name=conversation,proto3" json:"conversation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetConversationRequest) Reset() {
+	*x = GetConversationRequest{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetConversationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetConversationRequest) ProtoMessage() {}
+
+func (x *GetConversationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetConversationRequest.ProtoReflect.Descriptor instead.
+func (*GetConversationRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *GetConversationRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *GetConversationRequest) GetConversation() string {
+	if x != nil {
+		return x.Conversation
+	}
+	return ""
+}
+
+// Its labels, counts and times.
+type GetConversationResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The conversation.
+	Conversation  *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetConversationResponse) Reset() {
+	*x = GetConversationResponse{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetConversationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetConversationResponse) ProtoMessage() {}
+
+func (x *GetConversationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetConversationResponse.ProtoReflect.Descriptor instead.
+func (*GetConversationResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *GetConversationResponse) GetConversation() *Conversation {
+	if x != nil {
+		return x.Conversation
+	}
+	return nil
+}
+
+// Labels.
+type ConversationLabels struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// All of them.
+	Labels        map[string]string `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConversationLabels) Reset() {
+	*x = ConversationLabels{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConversationLabels) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConversationLabels) ProtoMessage() {}
+
+func (x *ConversationLabels) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConversationLabels.ProtoReflect.Descriptor instead.
+func (*ConversationLabels) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *ConversationLabels) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+// Changes a conversation.
+type UpdateConversationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The conversation.
+	Conversation string `protobuf:"bytes,2,opt,name=conversation,proto3" json:"conversation,omitempty"`
+	// All its labels from now on; unset keeps them.
+	Labels *ConversationLabels `protobuf:"bytes,3,opt,name=labels,proto3" json:"labels,omitempty"`
+	// Its time to live from now on; 0 for none. Unset keeps it.
+	Ttl *durationpb.Duration `protobuf:"bytes,4,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// What must hold. Unset: the conversation exists.
+	//
+	// Types that are valid to be assigned to Existence:
+	//
+	//	*UpdateConversationRequest_AllowMissing
+	//	*UpdateConversationRequest_Absent
+	Existence isUpdateConversationRequest_Existence `protobuf_oneof:"existence"`
+	// A repeat with the same id returns the first answer.
+	RequestId     string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateConversationRequest) Reset() {
+	*x = UpdateConversationRequest{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateConversationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateConversationRequest) ProtoMessage() {}
+
+func (x *UpdateConversationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateConversationRequest.ProtoReflect.Descriptor instead.
+func (*UpdateConversationRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *UpdateConversationRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *UpdateConversationRequest) GetConversation() string {
+	if x != nil {
+		return x.Conversation
+	}
+	return ""
+}
+
+func (x *UpdateConversationRequest) GetLabels() *ConversationLabels {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *UpdateConversationRequest) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+func (x *UpdateConversationRequest) GetExistence() isUpdateConversationRequest_Existence {
+	if x != nil {
+		return x.Existence
+	}
+	return nil
+}
+
+func (x *UpdateConversationRequest) GetAllowMissing() bool {
+	if x != nil {
+		if x, ok := x.Existence.(*UpdateConversationRequest_AllowMissing); ok {
+			return x.AllowMissing
+		}
+	}
+	return false
+}
+
+func (x *UpdateConversationRequest) GetAbsent() bool {
+	if x != nil {
+		if x, ok := x.Existence.(*UpdateConversationRequest_Absent); ok {
+			return x.Absent
+		}
+	}
+	return false
+}
+
+func (x *UpdateConversationRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type isUpdateConversationRequest_Existence interface {
+	isUpdateConversationRequest_Existence()
+}
+
+type UpdateConversationRequest_AllowMissing struct {
+	// Create the conversation if it does not exist.
+	AllowMissing bool `protobuf:"varint,5,opt,name=allow_missing,json=allowMissing,proto3,oneof"`
+}
+
+type UpdateConversationRequest_Absent struct {
+	// The conversation must not exist; it is created. Otherwise the call ends with MEMORY_EXISTS.
+	Absent bool `protobuf:"varint,6,opt,name=absent,proto3,oneof"`
+}
+
+func (*UpdateConversationRequest_AllowMissing) isUpdateConversationRequest_Existence() {}
+
+func (*UpdateConversationRequest_Absent) isUpdateConversationRequest_Existence() {}
+
+// The conversation as changed.
+type UpdateConversationResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The conversation.
+	Conversation  *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateConversationResponse) Reset() {
+	*x = UpdateConversationResponse{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateConversationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateConversationResponse) ProtoMessage() {}
+
+func (x *UpdateConversationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateConversationResponse.ProtoReflect.Descriptor instead.
+func (*UpdateConversationResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *UpdateConversationResponse) GetConversation() *Conversation {
+	if x != nil {
+		return x.Conversation
+	}
+	return nil
+}
+
+// Names a conversation.
+type DeleteConversationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The conversation.
+	Conversation string `protobuf:"bytes,2,opt,name=conversation,proto3" json:"conversation,omitempty"`
+	// A repeat with the same id returns the first answer.
+	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteConversationRequest) Reset() {
+	*x = DeleteConversationRequest{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteConversationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteConversationRequest) ProtoMessage() {}
+
+func (x *DeleteConversationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteConversationRequest.ProtoReflect.Descriptor instead.
+func (*DeleteConversationRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *DeleteConversationRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *DeleteConversationRequest) GetConversation() string {
+	if x != nil {
+		return x.Conversation
+	}
+	return ""
+}
+
+func (x *DeleteConversationRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+// The conversation is gone.
+type DeleteConversationResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many messages it had.
+	Messages      int64 `protobuf:"varint,1,opt,name=messages,proto3" json:"messages,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteConversationResponse) Reset() {
+	*x = DeleteConversationResponse{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteConversationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteConversationResponse) ProtoMessage() {}
+
+func (x *DeleteConversationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteConversationResponse.ProtoReflect.Descriptor instead.
+func (*DeleteConversationResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *DeleteConversationResponse) GetMessages() int64 {
+	if x != nil {
+		return x.Messages
+	}
+	return 0
+}
+
+// Copies a conversation.
+type ForkConversationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace of both.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The conversation.
+	Conversation string `protobuf:"bytes,2,opt,name=conversation,proto3" json:"conversation,omitempty"`
+	// The new one; MEMORY_EXISTS if it exists.
+	NewConversation string `protobuf:"bytes,3,opt,name=new_conversation,json=newConversation,proto3" json:"new_conversation,omitempty"`
+	// The last message to copy, with its number; 0 for all.
+	Number int64 `protobuf:"varint,4,opt,name=number,proto3" json:"number,omitempty"`
+	// A repeat with the same id returns the first answer.
+	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForkConversationRequest) Reset() {
+	*x = ForkConversationRequest{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkConversationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkConversationRequest) ProtoMessage() {}
+
+func (x *ForkConversationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkConversationRequest.ProtoReflect.Descriptor instead.
+func (*ForkConversationRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *ForkConversationRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ForkConversationRequest) GetConversation() string {
+	if x != nil {
+		return x.Conversation
+	}
+	return ""
+}
+
+func (x *ForkConversationRequest) GetNewConversation() string {
+	if x != nil {
+		return x.NewConversation
+	}
+	return ""
+}
+
+func (x *ForkConversationRequest) GetNumber() int64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *ForkConversationRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+// The new conversation.
+type ForkConversationResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The conversation.
+	Conversation  *Conversation `protobuf:"bytes,1,opt,name=conversation,proto3" json:"conversation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForkConversationResponse) Reset() {
+	*x = ForkConversationResponse{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkConversationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkConversationResponse) ProtoMessage() {}
+
+func (x *ForkConversationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkConversationResponse.ProtoReflect.Descriptor instead.
+func (*ForkConversationResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *ForkConversationResponse) GetConversation() *Conversation {
+	if x != nil {
+		return x.Conversation
+	}
+	return nil
+}
+
+// Names a state document.
+type GetStateRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Its scope.
+	Scope StateScope `protobuf:"varint,2,opt,name=scope,proto3,enum=memstream.v1.StateScope" json:"scope,omitempty"`
+	// Its name in the scope.
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStateRequest) Reset() {
+	*x = GetStateRequest{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStateRequest) ProtoMessage() {}
+
+func (x *GetStateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStateRequest.ProtoReflect.Descriptor instead.
+func (*GetStateRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *GetStateRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *GetStateRequest) GetScope() StateScope {
+	if x != nil {
+		return x.Scope
+	}
+	return StateScope_STATE_SCOPE_UNSPECIFIED
+}
+
+func (x *GetStateRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// The state document.
+type GetStateResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The document.
+	State         *State `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStateResponse) Reset() {
+	*x = GetStateResponse{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStateResponse) ProtoMessage() {}
+
+func (x *GetStateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStateResponse.ProtoReflect.Descriptor instead.
+func (*GetStateResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *GetStateResponse) GetState() *State {
+	if x != nil {
+		return x.State
+	}
+	return nil
+}
+
+// Writes a state document.
+type SetStateRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Its scope.
+	Scope StateScope `protobuf:"varint,2,opt,name=scope,proto3,enum=memstream.v1.StateScope" json:"scope,omitempty"`
+	// Its name in the scope.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// JSON of any kind.
+	Document string `protobuf:"bytes,4,opt,name=document,proto3" json:"document,omitempty"`
+	// What must hold, or nothing is written. Unset: anything.
+	//
+	// Types that are valid to be assigned to Precondition:
+	//
+	//	*SetStateRequest_Etag
+	//	*SetStateRequest_Absent
+	Precondition isSetStateRequest_Precondition `protobuf_oneof:"precondition"`
+	// A repeat with the same id returns the first answer.
+	RequestId     string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetStateRequest) Reset() {
+	*x = SetStateRequest{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetStateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetStateRequest) ProtoMessage() {}
+
+func (x *SetStateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetStateRequest.ProtoReflect.Descriptor instead.
+func (*SetStateRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *SetStateRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *SetStateRequest) GetScope() StateScope {
+	if x != nil {
+		return x.Scope
+	}
+	return StateScope_STATE_SCOPE_UNSPECIFIED
+}
+
+func (x *SetStateRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SetStateRequest) GetDocument() string {
+	if x != nil {
+		return x.Document
+	}
+	return ""
+}
+
+func (x *SetStateRequest) GetPrecondition() isSetStateRequest_Precondition {
+	if x != nil {
+		return x.Precondition
+	}
+	return nil
+}
+
+func (x *SetStateRequest) GetEtag() string {
+	if x != nil {
+		if x, ok := x.Precondition.(*SetStateRequest_Etag); ok {
+			return x.Etag
+		}
+	}
+	return ""
+}
+
+func (x *SetStateRequest) GetAbsent() bool {
+	if x != nil {
+		if x, ok := x.Precondition.(*SetStateRequest_Absent); ok {
+			return x.Absent
+		}
+	}
+	return false
+}
+
+func (x *SetStateRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type isSetStateRequest_Precondition interface {
+	isSetStateRequest_Precondition()
+}
+
+type SetStateRequest_Etag struct {
+	// The etag that was read. Otherwise the call ends with ETAG_MISMATCH.
+	Etag string `protobuf:"bytes,5,opt,name=etag,proto3,oneof"`
+}
+
+type SetStateRequest_Absent struct {
+	// There is no such document. Otherwise the call ends with ETAG_MISMATCH.
+	Absent bool `protobuf:"varint,6,opt,name=absent,proto3,oneof"`
+}
+
+func (*SetStateRequest_Etag) isSetStateRequest_Precondition() {}
+
+func (*SetStateRequest_Absent) isSetStateRequest_Precondition() {}
+
+// The state document is written.
+type SetStateResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The document, without its text.
+	State         *State `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetStateResponse) Reset() {
+	*x = SetStateResponse{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetStateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetStateResponse) ProtoMessage() {}
+
+func (x *SetStateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetStateResponse.ProtoReflect.Descriptor instead.
+func (*SetStateResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *SetStateResponse) GetState() *State {
+	if x != nil {
+		return x.State
+	}
+	return nil
+}
+
+// Names a state document.
+type DeleteStateRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Its scope.
+	Scope StateScope `protobuf:"varint,2,opt,name=scope,proto3,enum=memstream.v1.StateScope" json:"scope,omitempty"`
+	// Its name in the scope.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// A repeat with the same id returns the first answer.
+	RequestId     string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteStateRequest) Reset() {
+	*x = DeleteStateRequest{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteStateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteStateRequest) ProtoMessage() {}
+
+func (x *DeleteStateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteStateRequest.ProtoReflect.Descriptor instead.
+func (*DeleteStateRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *DeleteStateRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *DeleteStateRequest) GetScope() StateScope {
+	if x != nil {
+		return x.Scope
+	}
+	return StateScope_STATE_SCOPE_UNSPECIFIED
+}
+
+func (x *DeleteStateRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DeleteStateRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+// The state document is gone.
+type DeleteStateResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether there was one.
+	Deleted       bool `protobuf:"varint,1,opt,name=deleted,proto3" json:"deleted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteStateResponse) Reset() {
+	*x = DeleteStateResponse{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteStateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteStateResponse) ProtoMessage() {}
+
+func (x *DeleteStateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteStateResponse.ProtoReflect.Descriptor instead.
+func (*DeleteStateResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *DeleteStateResponse) GetDeleted() bool {
+	if x != nil {
+		return x.Deleted
+	}
+	return false
+}
+
+// Names a user.
+type EraseUserRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The value of the label `user`, and the name of the user's state.
+	User          string `protobuf:"bytes,2,opt,name=user,proto3" json:"user,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EraseUserRequest) Reset() {
+	*x = EraseUserRequest{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EraseUserRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EraseUserRequest) ProtoMessage() {}
+
+func (x *EraseUserRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EraseUserRequest.ProtoReflect.Descriptor instead.
+func (*EraseUserRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *EraseUserRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *EraseUserRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+// Nothing of the user's conversations and state is stored.
+type EraseUserResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many conversations were deleted.
+	Conversations int64 `protobuf:"varint,1,opt,name=conversations,proto3" json:"conversations,omitempty"`
+	// Whether there was a state document.
+	State         bool `protobuf:"varint,2,opt,name=state,proto3" json:"state,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EraseUserResponse) Reset() {
+	*x = EraseUserResponse{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EraseUserResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EraseUserResponse) ProtoMessage() {}
+
+func (x *EraseUserResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EraseUserResponse.ProtoReflect.Descriptor instead.
+func (*EraseUserResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *EraseUserResponse) GetConversations() int64 {
+	if x != nil {
+		return x.Conversations
+	}
+	return 0
+}
+
+func (x *EraseUserResponse) GetState() bool {
+	if x != nil {
+		return x.State
+	}
+	return false
 }
 
 var File_memstream_v1_conversation_service_proto protoreflect.FileDescriptor
@@ -2940,7 +4233,14 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05value:\x028\x01B\n" +
 	"\n" +
 	"\b_successB\a\n" +
-	"\x05_body\"\xac\x04\n" +
+	"\x05_body\"\xb8\x01\n" +
+	"\x05State\x12.\n" +
+	"\x05scope\x18\x01 \x01(\x0e2\x18.memstream.v1.StateScopeR\x05scope\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +
+	"\bdocument\x18\x03 \x01(\tR\bdocument\x12\x12\n" +
+	"\x04etag\x18\x04 \x01(\tR\x04etag\x12;\n" +
+	"\vupdate_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"updateTime\"\xac\x04\n" +
 	"\x04Plan\x12\"\n" +
 	"\fconversation\x18\x01 \x01(\tR\fconversation\x12&\n" +
 	"\x0fsub_task_number\x18\x02 \x01(\x05R\rsubTaskNumber\x12$\n" +
@@ -2967,22 +4267,39 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\"T\n" +
 	"\x15AppendMessageResponse\x12;\n" +
-	"\amessage\x18\x01 \x01(\v2!.memstream.v1.ConversationMessageR\amessage\"t\n" +
+	"\amessage\x18\x01 \x01(\v2!.memstream.v1.ConversationMessageR\amessage\"\xbf\x02\n" +
 	"\x18ListConversationsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1b\n" +
 	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
 	"\n" +
-	"page_token\x18\x03 \x01(\tR\tpageToken\"\x85\x01\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\x12\x1f\n" +
+	"\vname_prefix\x18\x04 \x01(\tR\n" +
+	"namePrefix\x12J\n" +
+	"\x06labels\x18\x05 \x03(\v22.memstream.v1.ListConversationsRequest.LabelsEntryR\x06labels\x12!\n" +
+	"\flatest_first\x18\x06 \x01(\bR\vlatestFirst\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x85\x01\n" +
 	"\x19ListConversationsResponse\x12@\n" +
 	"\rconversations\x18\x01 \x03(\v2\x1a.memstream.v1.ConversationR\rconversations\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x9e\x01\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xe5\x03\n" +
 	"\fConversation\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vlast_number\x18\x02 \x01(\x03R\n" +
 	"lastNumber\x12\x1c\n" +
 	"\tcompleted\x18\x03 \x01(\bR\tcompleted\x12;\n" +
 	"\vcreate_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"createTime\"\xf7\x03\n" +
+	"createTime\x12>\n" +
+	"\x06labels\x18\x05 \x03(\v2&.memstream.v1.Conversation.LabelsEntryR\x06labels\x12+\n" +
+	"\x03ttl\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12;\n" +
+	"\vexpire_time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"expireTime\x12#\n" +
+	"\rmessage_count\x18\b \x01(\x03R\fmessageCount\x12;\n" +
+	"\vupdate_time\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"updateTime\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf7\x03\n" +
 	"\x13ListMessagesRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
 	"\fconversation\x18\x02 \x01(\tR\fconversation\x12\x14\n" +
@@ -3137,7 +4454,83 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\"/\n" +
 	"\x13RemovePlansResponse\x12\x18\n" +
-	"\aremoved\x18\x01 \x01(\x03R\aremoved*\xb5\x01\n" +
+	"\aremoved\x18\x01 \x01(\x03R\aremoved\"Z\n" +
+	"\x16GetConversationRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
+	"\fconversation\x18\x02 \x01(\tR\fconversation\"Y\n" +
+	"\x17GetConversationResponse\x12>\n" +
+	"\fconversation\x18\x01 \x01(\v2\x1a.memstream.v1.ConversationR\fconversation\"\x95\x01\n" +
+	"\x12ConversationLabels\x12D\n" +
+	"\x06labels\x18\x01 \x03(\v2,.memstream.v1.ConversationLabels.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb1\x02\n" +
+	"\x19UpdateConversationRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
+	"\fconversation\x18\x02 \x01(\tR\fconversation\x128\n" +
+	"\x06labels\x18\x03 \x01(\v2 .memstream.v1.ConversationLabelsR\x06labels\x12+\n" +
+	"\x03ttl\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12%\n" +
+	"\rallow_missing\x18\x05 \x01(\bH\x00R\fallowMissing\x12\x18\n" +
+	"\x06absent\x18\x06 \x01(\bH\x00R\x06absent\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\a \x01(\tR\trequestIdB\v\n" +
+	"\texistence\"\\\n" +
+	"\x1aUpdateConversationResponse\x12>\n" +
+	"\fconversation\x18\x01 \x01(\v2\x1a.memstream.v1.ConversationR\fconversation\"|\n" +
+	"\x19DeleteConversationRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
+	"\fconversation\x18\x02 \x01(\tR\fconversation\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\"8\n" +
+	"\x1aDeleteConversationResponse\x12\x1a\n" +
+	"\bmessages\x18\x01 \x01(\x03R\bmessages\"\xbd\x01\n" +
+	"\x17ForkConversationRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
+	"\fconversation\x18\x02 \x01(\tR\fconversation\x12)\n" +
+	"\x10new_conversation\x18\x03 \x01(\tR\x0fnewConversation\x12\x16\n" +
+	"\x06number\x18\x04 \x01(\x03R\x06number\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"Z\n" +
+	"\x18ForkConversationResponse\x12>\n" +
+	"\fconversation\x18\x01 \x01(\v2\x1a.memstream.v1.ConversationR\fconversation\"s\n" +
+	"\x0fGetStateRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12.\n" +
+	"\x05scope\x18\x02 \x01(\x0e2\x18.memstream.v1.StateScopeR\x05scope\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"=\n" +
+	"\x10GetStateResponse\x12)\n" +
+	"\x05state\x18\x01 \x01(\v2\x13.memstream.v1.StateR\x05state\"\xee\x01\n" +
+	"\x0fSetStateRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12.\n" +
+	"\x05scope\x18\x02 \x01(\x0e2\x18.memstream.v1.StateScopeR\x05scope\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x1a\n" +
+	"\bdocument\x18\x04 \x01(\tR\bdocument\x12\x14\n" +
+	"\x04etag\x18\x05 \x01(\tH\x00R\x04etag\x12\x18\n" +
+	"\x06absent\x18\x06 \x01(\bH\x00R\x06absent\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\a \x01(\tR\trequestIdB\x0e\n" +
+	"\fprecondition\"=\n" +
+	"\x10SetStateResponse\x12)\n" +
+	"\x05state\x18\x01 \x01(\v2\x13.memstream.v1.StateR\x05state\"\x95\x01\n" +
+	"\x12DeleteStateRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12.\n" +
+	"\x05scope\x18\x02 \x01(\x0e2\x18.memstream.v1.StateScopeR\x05scope\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\"/\n" +
+	"\x13DeleteStateResponse\x12\x18\n" +
+	"\adeleted\x18\x01 \x01(\bR\adeleted\"D\n" +
+	"\x10EraseUserRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04user\x18\x02 \x01(\tR\x04user\"O\n" +
+	"\x11EraseUserResponse\x12$\n" +
+	"\rconversations\x18\x01 \x01(\x03R\rconversations\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\bR\x05state*m\n" +
+	"\n" +
+	"StateScope\x12\x1b\n" +
+	"\x17STATE_SCOPE_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fSTATE_SCOPE_APP\x10\x01\x12\x14\n" +
+	"\x10STATE_SCOPE_USER\x10\x02\x12\x17\n" +
+	"\x13STATE_SCOPE_SESSION\x10\x03*\xb5\x01\n" +
 	"\tPlanState\x12\x1a\n" +
 	"\x16PLAN_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fPLAN_STATE_TODO\x10\x01\x12\x16\n" +
@@ -3145,7 +4538,7 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\x12PLAN_STATE_WAITING\x10\x03\x12\x17\n" +
 	"\x13PLAN_STATE_RETRYING\x10\x04\x12\x15\n" +
 	"\x11PLAN_STATE_FAILED\x10\x05\x12\x17\n" +
-	"\x13PLAN_STATE_COMPLETE\x10\x062\x82\f\n" +
+	"\x13PLAN_STATE_COMPLETE\x10\x062\xcf\x11\n" +
 	"\x13ConversationService\x12X\n" +
 	"\rAppendMessage\x12\".memstream.v1.AppendMessageRequest\x1a#.memstream.v1.AppendMessageResponse\x12d\n" +
 	"\x11ListConversations\x12&.memstream.v1.ListConversationsRequest\x1a'.memstream.v1.ListConversationsResponse\x12[\n" +
@@ -3160,7 +4553,15 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\x0eDeleteMessages\x12#.memstream.v1.DeleteMessagesRequest\x1a$.memstream.v1.DeleteMessagesResponse\x12[\n" +
 	"\x0eRemoveMessages\x12#.memstream.v1.RemoveMessagesRequest\x1a$.memstream.v1.RemoveMessagesResponse\x12O\n" +
 	"\n" +
-	"PopMessage\x12\x1f.memstream.v1.PopMessageRequest\x1a .memstream.v1.PopMessageResponse\x12L\n" +
+	"PopMessage\x12\x1f.memstream.v1.PopMessageRequest\x1a .memstream.v1.PopMessageResponse\x12^\n" +
+	"\x0fGetConversation\x12$.memstream.v1.GetConversationRequest\x1a%.memstream.v1.GetConversationResponse\x12g\n" +
+	"\x12UpdateConversation\x12'.memstream.v1.UpdateConversationRequest\x1a(.memstream.v1.UpdateConversationResponse\x12g\n" +
+	"\x12DeleteConversation\x12'.memstream.v1.DeleteConversationRequest\x1a(.memstream.v1.DeleteConversationResponse\x12a\n" +
+	"\x10ForkConversation\x12%.memstream.v1.ForkConversationRequest\x1a&.memstream.v1.ForkConversationResponse\x12I\n" +
+	"\bGetState\x12\x1d.memstream.v1.GetStateRequest\x1a\x1e.memstream.v1.GetStateResponse\x12I\n" +
+	"\bSetState\x12\x1d.memstream.v1.SetStateRequest\x1a\x1e.memstream.v1.SetStateResponse\x12R\n" +
+	"\vDeleteState\x12 .memstream.v1.DeleteStateRequest\x1a!.memstream.v1.DeleteStateResponse\x12L\n" +
+	"\tEraseUser\x12\x1e.memstream.v1.EraseUserRequest\x1a\x1f.memstream.v1.EraseUserResponse\x12L\n" +
 	"\tSavePlans\x12\x1e.memstream.v1.SavePlansRequest\x1a\x1f.memstream.v1.SavePlansResponse\x12L\n" +
 	"\tListPlans\x12\x1e.memstream.v1.ListPlansRequest\x1a\x1f.memstream.v1.ListPlansResponse\x12O\n" +
 	"\n" +
@@ -3181,124 +4582,180 @@ func file_memstream_v1_conversation_service_proto_rawDescGZIP() []byte {
 	return file_memstream_v1_conversation_service_proto_rawDescData
 }
 
-var file_memstream_v1_conversation_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_memstream_v1_conversation_service_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_memstream_v1_conversation_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_memstream_v1_conversation_service_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_memstream_v1_conversation_service_proto_goTypes = []any{
-	(PlanState)(0),                       // 0: memstream.v1.PlanState
-	(*ConversationMessage)(nil),          // 1: memstream.v1.ConversationMessage
-	(*Plan)(nil),                         // 2: memstream.v1.Plan
-	(*AppendMessageRequest)(nil),         // 3: memstream.v1.AppendMessageRequest
-	(*AppendMessageResponse)(nil),        // 4: memstream.v1.AppendMessageResponse
-	(*ListConversationsRequest)(nil),     // 5: memstream.v1.ListConversationsRequest
-	(*ListConversationsResponse)(nil),    // 6: memstream.v1.ListConversationsResponse
-	(*Conversation)(nil),                 // 7: memstream.v1.Conversation
-	(*ListMessagesRequest)(nil),          // 8: memstream.v1.ListMessagesRequest
-	(*ListMessagesResponse)(nil),         // 9: memstream.v1.ListMessagesResponse
-	(*AppendMessagesRequest)(nil),        // 10: memstream.v1.AppendMessagesRequest
-	(*AppendMessagesResponse)(nil),       // 11: memstream.v1.AppendMessagesResponse
-	(*GetMessageRequest)(nil),            // 12: memstream.v1.GetMessageRequest
-	(*GetMessageResponse)(nil),           // 13: memstream.v1.GetMessageResponse
-	(*ReplaceMessageRequest)(nil),        // 14: memstream.v1.ReplaceMessageRequest
-	(*ReplaceMessageResponse)(nil),       // 15: memstream.v1.ReplaceMessageResponse
-	(*MessageNumbers)(nil),               // 16: memstream.v1.MessageNumbers
-	(*RemoveMessagesRequest)(nil),        // 17: memstream.v1.RemoveMessagesRequest
-	(*RemoveMessagesResponse)(nil),       // 18: memstream.v1.RemoveMessagesResponse
-	(*PopMessageRequest)(nil),            // 19: memstream.v1.PopMessageRequest
-	(*PopMessageResponse)(nil),           // 20: memstream.v1.PopMessageResponse
-	(*GetLastMessageRequest)(nil),        // 21: memstream.v1.GetLastMessageRequest
-	(*GetLastMessageResponse)(nil),       // 22: memstream.v1.GetLastMessageResponse
-	(*WatchMessagesRequest)(nil),         // 23: memstream.v1.WatchMessagesRequest
-	(*WatchMessagesResponse)(nil),        // 24: memstream.v1.WatchMessagesResponse
-	(*CompleteConversationRequest)(nil),  // 25: memstream.v1.CompleteConversationRequest
-	(*CompleteConversationResponse)(nil), // 26: memstream.v1.CompleteConversationResponse
-	(*DeleteMessagesRequest)(nil),        // 27: memstream.v1.DeleteMessagesRequest
-	(*DeleteMessagesResponse)(nil),       // 28: memstream.v1.DeleteMessagesResponse
-	(*SavePlansRequest)(nil),             // 29: memstream.v1.SavePlansRequest
-	(*SavePlansResponse)(nil),            // 30: memstream.v1.SavePlansResponse
-	(*ListPlansRequest)(nil),             // 31: memstream.v1.ListPlansRequest
-	(*ListPlansResponse)(nil),            // 32: memstream.v1.ListPlansResponse
-	(*UpdatePlanRequest)(nil),            // 33: memstream.v1.UpdatePlanRequest
-	(*UpdatePlanResponse)(nil),           // 34: memstream.v1.UpdatePlanResponse
-	(*CompletePlanRequest)(nil),          // 35: memstream.v1.CompletePlanRequest
-	(*CompletePlanResponse)(nil),         // 36: memstream.v1.CompletePlanResponse
-	(*RemovePlansRequest)(nil),           // 37: memstream.v1.RemovePlansRequest
-	(*RemovePlansResponse)(nil),          // 38: memstream.v1.RemovePlansResponse
-	nil,                                  // 39: memstream.v1.ConversationMessage.MetadataEntry
-	(*timestamppb.Timestamp)(nil),        // 40: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),          // 41: google.protobuf.Duration
-	(*MetadataValue)(nil),                // 42: memstream.v1.MetadataValue
+	(StateScope)(0),                      // 0: memstream.v1.StateScope
+	(PlanState)(0),                       // 1: memstream.v1.PlanState
+	(*ConversationMessage)(nil),          // 2: memstream.v1.ConversationMessage
+	(*State)(nil),                        // 3: memstream.v1.State
+	(*Plan)(nil),                         // 4: memstream.v1.Plan
+	(*AppendMessageRequest)(nil),         // 5: memstream.v1.AppendMessageRequest
+	(*AppendMessageResponse)(nil),        // 6: memstream.v1.AppendMessageResponse
+	(*ListConversationsRequest)(nil),     // 7: memstream.v1.ListConversationsRequest
+	(*ListConversationsResponse)(nil),    // 8: memstream.v1.ListConversationsResponse
+	(*Conversation)(nil),                 // 9: memstream.v1.Conversation
+	(*ListMessagesRequest)(nil),          // 10: memstream.v1.ListMessagesRequest
+	(*ListMessagesResponse)(nil),         // 11: memstream.v1.ListMessagesResponse
+	(*AppendMessagesRequest)(nil),        // 12: memstream.v1.AppendMessagesRequest
+	(*AppendMessagesResponse)(nil),       // 13: memstream.v1.AppendMessagesResponse
+	(*GetMessageRequest)(nil),            // 14: memstream.v1.GetMessageRequest
+	(*GetMessageResponse)(nil),           // 15: memstream.v1.GetMessageResponse
+	(*ReplaceMessageRequest)(nil),        // 16: memstream.v1.ReplaceMessageRequest
+	(*ReplaceMessageResponse)(nil),       // 17: memstream.v1.ReplaceMessageResponse
+	(*MessageNumbers)(nil),               // 18: memstream.v1.MessageNumbers
+	(*RemoveMessagesRequest)(nil),        // 19: memstream.v1.RemoveMessagesRequest
+	(*RemoveMessagesResponse)(nil),       // 20: memstream.v1.RemoveMessagesResponse
+	(*PopMessageRequest)(nil),            // 21: memstream.v1.PopMessageRequest
+	(*PopMessageResponse)(nil),           // 22: memstream.v1.PopMessageResponse
+	(*GetLastMessageRequest)(nil),        // 23: memstream.v1.GetLastMessageRequest
+	(*GetLastMessageResponse)(nil),       // 24: memstream.v1.GetLastMessageResponse
+	(*WatchMessagesRequest)(nil),         // 25: memstream.v1.WatchMessagesRequest
+	(*WatchMessagesResponse)(nil),        // 26: memstream.v1.WatchMessagesResponse
+	(*CompleteConversationRequest)(nil),  // 27: memstream.v1.CompleteConversationRequest
+	(*CompleteConversationResponse)(nil), // 28: memstream.v1.CompleteConversationResponse
+	(*DeleteMessagesRequest)(nil),        // 29: memstream.v1.DeleteMessagesRequest
+	(*DeleteMessagesResponse)(nil),       // 30: memstream.v1.DeleteMessagesResponse
+	(*SavePlansRequest)(nil),             // 31: memstream.v1.SavePlansRequest
+	(*SavePlansResponse)(nil),            // 32: memstream.v1.SavePlansResponse
+	(*ListPlansRequest)(nil),             // 33: memstream.v1.ListPlansRequest
+	(*ListPlansResponse)(nil),            // 34: memstream.v1.ListPlansResponse
+	(*UpdatePlanRequest)(nil),            // 35: memstream.v1.UpdatePlanRequest
+	(*UpdatePlanResponse)(nil),           // 36: memstream.v1.UpdatePlanResponse
+	(*CompletePlanRequest)(nil),          // 37: memstream.v1.CompletePlanRequest
+	(*CompletePlanResponse)(nil),         // 38: memstream.v1.CompletePlanResponse
+	(*RemovePlansRequest)(nil),           // 39: memstream.v1.RemovePlansRequest
+	(*RemovePlansResponse)(nil),          // 40: memstream.v1.RemovePlansResponse
+	(*GetConversationRequest)(nil),       // 41: memstream.v1.GetConversationRequest
+	(*GetConversationResponse)(nil),      // 42: memstream.v1.GetConversationResponse
+	(*ConversationLabels)(nil),           // 43: memstream.v1.ConversationLabels
+	(*UpdateConversationRequest)(nil),    // 44: memstream.v1.UpdateConversationRequest
+	(*UpdateConversationResponse)(nil),   // 45: memstream.v1.UpdateConversationResponse
+	(*DeleteConversationRequest)(nil),    // 46: memstream.v1.DeleteConversationRequest
+	(*DeleteConversationResponse)(nil),   // 47: memstream.v1.DeleteConversationResponse
+	(*ForkConversationRequest)(nil),      // 48: memstream.v1.ForkConversationRequest
+	(*ForkConversationResponse)(nil),     // 49: memstream.v1.ForkConversationResponse
+	(*GetStateRequest)(nil),              // 50: memstream.v1.GetStateRequest
+	(*GetStateResponse)(nil),             // 51: memstream.v1.GetStateResponse
+	(*SetStateRequest)(nil),              // 52: memstream.v1.SetStateRequest
+	(*SetStateResponse)(nil),             // 53: memstream.v1.SetStateResponse
+	(*DeleteStateRequest)(nil),           // 54: memstream.v1.DeleteStateRequest
+	(*DeleteStateResponse)(nil),          // 55: memstream.v1.DeleteStateResponse
+	(*EraseUserRequest)(nil),             // 56: memstream.v1.EraseUserRequest
+	(*EraseUserResponse)(nil),            // 57: memstream.v1.EraseUserResponse
+	nil,                                  // 58: memstream.v1.ConversationMessage.MetadataEntry
+	nil,                                  // 59: memstream.v1.ListConversationsRequest.LabelsEntry
+	nil,                                  // 60: memstream.v1.Conversation.LabelsEntry
+	nil,                                  // 61: memstream.v1.ConversationLabels.LabelsEntry
+	(*timestamppb.Timestamp)(nil),        // 62: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),          // 63: google.protobuf.Duration
+	(*MetadataValue)(nil),                // 64: memstream.v1.MetadataValue
 }
 var file_memstream_v1_conversation_service_proto_depIdxs = []int32{
-	40, // 0: memstream.v1.ConversationMessage.create_time:type_name -> google.protobuf.Timestamp
-	40, // 1: memstream.v1.ConversationMessage.update_time:type_name -> google.protobuf.Timestamp
-	39, // 2: memstream.v1.ConversationMessage.metadata:type_name -> memstream.v1.ConversationMessage.MetadataEntry
-	40, // 3: memstream.v1.ConversationMessage.time:type_name -> google.protobuf.Timestamp
-	0,  // 4: memstream.v1.Plan.state:type_name -> memstream.v1.PlanState
-	40, // 5: memstream.v1.Plan.create_time:type_name -> google.protobuf.Timestamp
-	40, // 6: memstream.v1.Plan.update_time:type_name -> google.protobuf.Timestamp
-	1,  // 7: memstream.v1.AppendMessageRequest.message:type_name -> memstream.v1.ConversationMessage
-	1,  // 8: memstream.v1.AppendMessageResponse.message:type_name -> memstream.v1.ConversationMessage
-	7,  // 9: memstream.v1.ListConversationsResponse.conversations:type_name -> memstream.v1.Conversation
-	40, // 10: memstream.v1.Conversation.create_time:type_name -> google.protobuf.Timestamp
-	40, // 11: memstream.v1.ListMessagesRequest.after_time:type_name -> google.protobuf.Timestamp
-	40, // 12: memstream.v1.ListMessagesRequest.before_time:type_name -> google.protobuf.Timestamp
-	1,  // 13: memstream.v1.ListMessagesResponse.messages:type_name -> memstream.v1.ConversationMessage
-	1,  // 14: memstream.v1.AppendMessagesRequest.messages:type_name -> memstream.v1.ConversationMessage
-	40, // 15: memstream.v1.AppendMessagesResponse.create_time:type_name -> google.protobuf.Timestamp
-	1,  // 16: memstream.v1.GetMessageResponse.message:type_name -> memstream.v1.ConversationMessage
-	1,  // 17: memstream.v1.ReplaceMessageRequest.message:type_name -> memstream.v1.ConversationMessage
-	1,  // 18: memstream.v1.ReplaceMessageResponse.message:type_name -> memstream.v1.ConversationMessage
-	16, // 19: memstream.v1.RemoveMessagesRequest.numbers:type_name -> memstream.v1.MessageNumbers
-	1,  // 20: memstream.v1.PopMessageResponse.message:type_name -> memstream.v1.ConversationMessage
-	1,  // 21: memstream.v1.GetLastMessageResponse.message:type_name -> memstream.v1.ConversationMessage
-	41, // 22: memstream.v1.WatchMessagesRequest.progress_interval:type_name -> google.protobuf.Duration
-	1,  // 23: memstream.v1.WatchMessagesResponse.messages:type_name -> memstream.v1.ConversationMessage
-	2,  // 24: memstream.v1.SavePlansRequest.plans:type_name -> memstream.v1.Plan
-	2,  // 25: memstream.v1.SavePlansResponse.plans:type_name -> memstream.v1.Plan
-	2,  // 26: memstream.v1.ListPlansResponse.plans:type_name -> memstream.v1.Plan
-	0,  // 27: memstream.v1.UpdatePlanRequest.state:type_name -> memstream.v1.PlanState
-	2,  // 28: memstream.v1.UpdatePlanResponse.plan:type_name -> memstream.v1.Plan
-	2,  // 29: memstream.v1.CompletePlanResponse.plan:type_name -> memstream.v1.Plan
-	42, // 30: memstream.v1.ConversationMessage.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	3,  // 31: memstream.v1.ConversationService.AppendMessage:input_type -> memstream.v1.AppendMessageRequest
-	5,  // 32: memstream.v1.ConversationService.ListConversations:input_type -> memstream.v1.ListConversationsRequest
-	10, // 33: memstream.v1.ConversationService.AppendMessages:input_type -> memstream.v1.AppendMessagesRequest
-	8,  // 34: memstream.v1.ConversationService.ListMessages:input_type -> memstream.v1.ListMessagesRequest
-	12, // 35: memstream.v1.ConversationService.GetMessage:input_type -> memstream.v1.GetMessageRequest
-	21, // 36: memstream.v1.ConversationService.GetLastMessage:input_type -> memstream.v1.GetLastMessageRequest
-	23, // 37: memstream.v1.ConversationService.WatchMessages:input_type -> memstream.v1.WatchMessagesRequest
-	25, // 38: memstream.v1.ConversationService.CompleteConversation:input_type -> memstream.v1.CompleteConversationRequest
-	14, // 39: memstream.v1.ConversationService.ReplaceMessage:input_type -> memstream.v1.ReplaceMessageRequest
-	27, // 40: memstream.v1.ConversationService.DeleteMessages:input_type -> memstream.v1.DeleteMessagesRequest
-	17, // 41: memstream.v1.ConversationService.RemoveMessages:input_type -> memstream.v1.RemoveMessagesRequest
-	19, // 42: memstream.v1.ConversationService.PopMessage:input_type -> memstream.v1.PopMessageRequest
-	29, // 43: memstream.v1.ConversationService.SavePlans:input_type -> memstream.v1.SavePlansRequest
-	31, // 44: memstream.v1.ConversationService.ListPlans:input_type -> memstream.v1.ListPlansRequest
-	33, // 45: memstream.v1.ConversationService.UpdatePlan:input_type -> memstream.v1.UpdatePlanRequest
-	35, // 46: memstream.v1.ConversationService.CompletePlan:input_type -> memstream.v1.CompletePlanRequest
-	37, // 47: memstream.v1.ConversationService.RemovePlans:input_type -> memstream.v1.RemovePlansRequest
-	4,  // 48: memstream.v1.ConversationService.AppendMessage:output_type -> memstream.v1.AppendMessageResponse
-	6,  // 49: memstream.v1.ConversationService.ListConversations:output_type -> memstream.v1.ListConversationsResponse
-	11, // 50: memstream.v1.ConversationService.AppendMessages:output_type -> memstream.v1.AppendMessagesResponse
-	9,  // 51: memstream.v1.ConversationService.ListMessages:output_type -> memstream.v1.ListMessagesResponse
-	13, // 52: memstream.v1.ConversationService.GetMessage:output_type -> memstream.v1.GetMessageResponse
-	22, // 53: memstream.v1.ConversationService.GetLastMessage:output_type -> memstream.v1.GetLastMessageResponse
-	24, // 54: memstream.v1.ConversationService.WatchMessages:output_type -> memstream.v1.WatchMessagesResponse
-	26, // 55: memstream.v1.ConversationService.CompleteConversation:output_type -> memstream.v1.CompleteConversationResponse
-	15, // 56: memstream.v1.ConversationService.ReplaceMessage:output_type -> memstream.v1.ReplaceMessageResponse
-	28, // 57: memstream.v1.ConversationService.DeleteMessages:output_type -> memstream.v1.DeleteMessagesResponse
-	18, // 58: memstream.v1.ConversationService.RemoveMessages:output_type -> memstream.v1.RemoveMessagesResponse
-	20, // 59: memstream.v1.ConversationService.PopMessage:output_type -> memstream.v1.PopMessageResponse
-	30, // 60: memstream.v1.ConversationService.SavePlans:output_type -> memstream.v1.SavePlansResponse
-	32, // 61: memstream.v1.ConversationService.ListPlans:output_type -> memstream.v1.ListPlansResponse
-	34, // 62: memstream.v1.ConversationService.UpdatePlan:output_type -> memstream.v1.UpdatePlanResponse
-	36, // 63: memstream.v1.ConversationService.CompletePlan:output_type -> memstream.v1.CompletePlanResponse
-	38, // 64: memstream.v1.ConversationService.RemovePlans:output_type -> memstream.v1.RemovePlansResponse
-	48, // [48:65] is the sub-list for method output_type
-	31, // [31:48] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	62, // 0: memstream.v1.ConversationMessage.create_time:type_name -> google.protobuf.Timestamp
+	62, // 1: memstream.v1.ConversationMessage.update_time:type_name -> google.protobuf.Timestamp
+	58, // 2: memstream.v1.ConversationMessage.metadata:type_name -> memstream.v1.ConversationMessage.MetadataEntry
+	62, // 3: memstream.v1.ConversationMessage.time:type_name -> google.protobuf.Timestamp
+	0,  // 4: memstream.v1.State.scope:type_name -> memstream.v1.StateScope
+	62, // 5: memstream.v1.State.update_time:type_name -> google.protobuf.Timestamp
+	1,  // 6: memstream.v1.Plan.state:type_name -> memstream.v1.PlanState
+	62, // 7: memstream.v1.Plan.create_time:type_name -> google.protobuf.Timestamp
+	62, // 8: memstream.v1.Plan.update_time:type_name -> google.protobuf.Timestamp
+	2,  // 9: memstream.v1.AppendMessageRequest.message:type_name -> memstream.v1.ConversationMessage
+	2,  // 10: memstream.v1.AppendMessageResponse.message:type_name -> memstream.v1.ConversationMessage
+	59, // 11: memstream.v1.ListConversationsRequest.labels:type_name -> memstream.v1.ListConversationsRequest.LabelsEntry
+	9,  // 12: memstream.v1.ListConversationsResponse.conversations:type_name -> memstream.v1.Conversation
+	62, // 13: memstream.v1.Conversation.create_time:type_name -> google.protobuf.Timestamp
+	60, // 14: memstream.v1.Conversation.labels:type_name -> memstream.v1.Conversation.LabelsEntry
+	63, // 15: memstream.v1.Conversation.ttl:type_name -> google.protobuf.Duration
+	62, // 16: memstream.v1.Conversation.expire_time:type_name -> google.protobuf.Timestamp
+	62, // 17: memstream.v1.Conversation.update_time:type_name -> google.protobuf.Timestamp
+	62, // 18: memstream.v1.ListMessagesRequest.after_time:type_name -> google.protobuf.Timestamp
+	62, // 19: memstream.v1.ListMessagesRequest.before_time:type_name -> google.protobuf.Timestamp
+	2,  // 20: memstream.v1.ListMessagesResponse.messages:type_name -> memstream.v1.ConversationMessage
+	2,  // 21: memstream.v1.AppendMessagesRequest.messages:type_name -> memstream.v1.ConversationMessage
+	62, // 22: memstream.v1.AppendMessagesResponse.create_time:type_name -> google.protobuf.Timestamp
+	2,  // 23: memstream.v1.GetMessageResponse.message:type_name -> memstream.v1.ConversationMessage
+	2,  // 24: memstream.v1.ReplaceMessageRequest.message:type_name -> memstream.v1.ConversationMessage
+	2,  // 25: memstream.v1.ReplaceMessageResponse.message:type_name -> memstream.v1.ConversationMessage
+	18, // 26: memstream.v1.RemoveMessagesRequest.numbers:type_name -> memstream.v1.MessageNumbers
+	2,  // 27: memstream.v1.PopMessageResponse.message:type_name -> memstream.v1.ConversationMessage
+	2,  // 28: memstream.v1.GetLastMessageResponse.message:type_name -> memstream.v1.ConversationMessage
+	63, // 29: memstream.v1.WatchMessagesRequest.progress_interval:type_name -> google.protobuf.Duration
+	2,  // 30: memstream.v1.WatchMessagesResponse.messages:type_name -> memstream.v1.ConversationMessage
+	4,  // 31: memstream.v1.SavePlansRequest.plans:type_name -> memstream.v1.Plan
+	4,  // 32: memstream.v1.SavePlansResponse.plans:type_name -> memstream.v1.Plan
+	4,  // 33: memstream.v1.ListPlansResponse.plans:type_name -> memstream.v1.Plan
+	1,  // 34: memstream.v1.UpdatePlanRequest.state:type_name -> memstream.v1.PlanState
+	4,  // 35: memstream.v1.UpdatePlanResponse.plan:type_name -> memstream.v1.Plan
+	4,  // 36: memstream.v1.CompletePlanResponse.plan:type_name -> memstream.v1.Plan
+	9,  // 37: memstream.v1.GetConversationResponse.conversation:type_name -> memstream.v1.Conversation
+	61, // 38: memstream.v1.ConversationLabels.labels:type_name -> memstream.v1.ConversationLabels.LabelsEntry
+	43, // 39: memstream.v1.UpdateConversationRequest.labels:type_name -> memstream.v1.ConversationLabels
+	63, // 40: memstream.v1.UpdateConversationRequest.ttl:type_name -> google.protobuf.Duration
+	9,  // 41: memstream.v1.UpdateConversationResponse.conversation:type_name -> memstream.v1.Conversation
+	9,  // 42: memstream.v1.ForkConversationResponse.conversation:type_name -> memstream.v1.Conversation
+	0,  // 43: memstream.v1.GetStateRequest.scope:type_name -> memstream.v1.StateScope
+	3,  // 44: memstream.v1.GetStateResponse.state:type_name -> memstream.v1.State
+	0,  // 45: memstream.v1.SetStateRequest.scope:type_name -> memstream.v1.StateScope
+	3,  // 46: memstream.v1.SetStateResponse.state:type_name -> memstream.v1.State
+	0,  // 47: memstream.v1.DeleteStateRequest.scope:type_name -> memstream.v1.StateScope
+	64, // 48: memstream.v1.ConversationMessage.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	5,  // 49: memstream.v1.ConversationService.AppendMessage:input_type -> memstream.v1.AppendMessageRequest
+	7,  // 50: memstream.v1.ConversationService.ListConversations:input_type -> memstream.v1.ListConversationsRequest
+	12, // 51: memstream.v1.ConversationService.AppendMessages:input_type -> memstream.v1.AppendMessagesRequest
+	10, // 52: memstream.v1.ConversationService.ListMessages:input_type -> memstream.v1.ListMessagesRequest
+	14, // 53: memstream.v1.ConversationService.GetMessage:input_type -> memstream.v1.GetMessageRequest
+	23, // 54: memstream.v1.ConversationService.GetLastMessage:input_type -> memstream.v1.GetLastMessageRequest
+	25, // 55: memstream.v1.ConversationService.WatchMessages:input_type -> memstream.v1.WatchMessagesRequest
+	27, // 56: memstream.v1.ConversationService.CompleteConversation:input_type -> memstream.v1.CompleteConversationRequest
+	16, // 57: memstream.v1.ConversationService.ReplaceMessage:input_type -> memstream.v1.ReplaceMessageRequest
+	29, // 58: memstream.v1.ConversationService.DeleteMessages:input_type -> memstream.v1.DeleteMessagesRequest
+	19, // 59: memstream.v1.ConversationService.RemoveMessages:input_type -> memstream.v1.RemoveMessagesRequest
+	21, // 60: memstream.v1.ConversationService.PopMessage:input_type -> memstream.v1.PopMessageRequest
+	41, // 61: memstream.v1.ConversationService.GetConversation:input_type -> memstream.v1.GetConversationRequest
+	44, // 62: memstream.v1.ConversationService.UpdateConversation:input_type -> memstream.v1.UpdateConversationRequest
+	46, // 63: memstream.v1.ConversationService.DeleteConversation:input_type -> memstream.v1.DeleteConversationRequest
+	48, // 64: memstream.v1.ConversationService.ForkConversation:input_type -> memstream.v1.ForkConversationRequest
+	50, // 65: memstream.v1.ConversationService.GetState:input_type -> memstream.v1.GetStateRequest
+	52, // 66: memstream.v1.ConversationService.SetState:input_type -> memstream.v1.SetStateRequest
+	54, // 67: memstream.v1.ConversationService.DeleteState:input_type -> memstream.v1.DeleteStateRequest
+	56, // 68: memstream.v1.ConversationService.EraseUser:input_type -> memstream.v1.EraseUserRequest
+	31, // 69: memstream.v1.ConversationService.SavePlans:input_type -> memstream.v1.SavePlansRequest
+	33, // 70: memstream.v1.ConversationService.ListPlans:input_type -> memstream.v1.ListPlansRequest
+	35, // 71: memstream.v1.ConversationService.UpdatePlan:input_type -> memstream.v1.UpdatePlanRequest
+	37, // 72: memstream.v1.ConversationService.CompletePlan:input_type -> memstream.v1.CompletePlanRequest
+	39, // 73: memstream.v1.ConversationService.RemovePlans:input_type -> memstream.v1.RemovePlansRequest
+	6,  // 74: memstream.v1.ConversationService.AppendMessage:output_type -> memstream.v1.AppendMessageResponse
+	8,  // 75: memstream.v1.ConversationService.ListConversations:output_type -> memstream.v1.ListConversationsResponse
+	13, // 76: memstream.v1.ConversationService.AppendMessages:output_type -> memstream.v1.AppendMessagesResponse
+	11, // 77: memstream.v1.ConversationService.ListMessages:output_type -> memstream.v1.ListMessagesResponse
+	15, // 78: memstream.v1.ConversationService.GetMessage:output_type -> memstream.v1.GetMessageResponse
+	24, // 79: memstream.v1.ConversationService.GetLastMessage:output_type -> memstream.v1.GetLastMessageResponse
+	26, // 80: memstream.v1.ConversationService.WatchMessages:output_type -> memstream.v1.WatchMessagesResponse
+	28, // 81: memstream.v1.ConversationService.CompleteConversation:output_type -> memstream.v1.CompleteConversationResponse
+	17, // 82: memstream.v1.ConversationService.ReplaceMessage:output_type -> memstream.v1.ReplaceMessageResponse
+	30, // 83: memstream.v1.ConversationService.DeleteMessages:output_type -> memstream.v1.DeleteMessagesResponse
+	20, // 84: memstream.v1.ConversationService.RemoveMessages:output_type -> memstream.v1.RemoveMessagesResponse
+	22, // 85: memstream.v1.ConversationService.PopMessage:output_type -> memstream.v1.PopMessageResponse
+	42, // 86: memstream.v1.ConversationService.GetConversation:output_type -> memstream.v1.GetConversationResponse
+	45, // 87: memstream.v1.ConversationService.UpdateConversation:output_type -> memstream.v1.UpdateConversationResponse
+	47, // 88: memstream.v1.ConversationService.DeleteConversation:output_type -> memstream.v1.DeleteConversationResponse
+	49, // 89: memstream.v1.ConversationService.ForkConversation:output_type -> memstream.v1.ForkConversationResponse
+	51, // 90: memstream.v1.ConversationService.GetState:output_type -> memstream.v1.GetStateResponse
+	53, // 91: memstream.v1.ConversationService.SetState:output_type -> memstream.v1.SetStateResponse
+	55, // 92: memstream.v1.ConversationService.DeleteState:output_type -> memstream.v1.DeleteStateResponse
+	57, // 93: memstream.v1.ConversationService.EraseUser:output_type -> memstream.v1.EraseUserResponse
+	32, // 94: memstream.v1.ConversationService.SavePlans:output_type -> memstream.v1.SavePlansResponse
+	34, // 95: memstream.v1.ConversationService.ListPlans:output_type -> memstream.v1.ListPlansResponse
+	36, // 96: memstream.v1.ConversationService.UpdatePlan:output_type -> memstream.v1.UpdatePlanResponse
+	38, // 97: memstream.v1.ConversationService.CompletePlan:output_type -> memstream.v1.CompletePlanResponse
+	40, // 98: memstream.v1.ConversationService.RemovePlans:output_type -> memstream.v1.RemovePlansResponse
+	74, // [74:99] is the sub-list for method output_type
+	49, // [49:74] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_conversation_service_proto_init() }
@@ -3308,23 +4765,31 @@ func file_memstream_v1_conversation_service_proto_init() {
 	}
 	file_memstream_v1_fragment_proto_init()
 	file_memstream_v1_conversation_service_proto_msgTypes[0].OneofWrappers = []any{}
-	file_memstream_v1_conversation_service_proto_msgTypes[9].OneofWrappers = []any{
+	file_memstream_v1_conversation_service_proto_msgTypes[10].OneofWrappers = []any{
 		(*AppendMessagesRequest_LastNumber)(nil),
 		(*AppendMessagesRequest_Absent)(nil),
 	}
-	file_memstream_v1_conversation_service_proto_msgTypes[16].OneofWrappers = []any{
+	file_memstream_v1_conversation_service_proto_msgTypes[17].OneofWrappers = []any{
 		(*RemoveMessagesRequest_Numbers)(nil),
 		(*RemoveMessagesRequest_Oldest)(nil),
 		(*RemoveMessagesRequest_FromNumber)(nil),
 	}
-	file_memstream_v1_conversation_service_proto_msgTypes[32].OneofWrappers = []any{}
+	file_memstream_v1_conversation_service_proto_msgTypes[33].OneofWrappers = []any{}
+	file_memstream_v1_conversation_service_proto_msgTypes[42].OneofWrappers = []any{
+		(*UpdateConversationRequest_AllowMissing)(nil),
+		(*UpdateConversationRequest_Absent)(nil),
+	}
+	file_memstream_v1_conversation_service_proto_msgTypes[50].OneofWrappers = []any{
+		(*SetStateRequest_Etag)(nil),
+		(*SetStateRequest_Absent)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_conversation_service_proto_rawDesc), len(file_memstream_v1_conversation_service_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   39,
+			NumEnums:      2,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -33,6 +33,14 @@ const (
 	ConversationService_DeleteMessages_FullMethodName       = "/memstream.v1.ConversationService/DeleteMessages"
 	ConversationService_RemoveMessages_FullMethodName       = "/memstream.v1.ConversationService/RemoveMessages"
 	ConversationService_PopMessage_FullMethodName           = "/memstream.v1.ConversationService/PopMessage"
+	ConversationService_GetConversation_FullMethodName      = "/memstream.v1.ConversationService/GetConversation"
+	ConversationService_UpdateConversation_FullMethodName   = "/memstream.v1.ConversationService/UpdateConversation"
+	ConversationService_DeleteConversation_FullMethodName   = "/memstream.v1.ConversationService/DeleteConversation"
+	ConversationService_ForkConversation_FullMethodName     = "/memstream.v1.ConversationService/ForkConversation"
+	ConversationService_GetState_FullMethodName             = "/memstream.v1.ConversationService/GetState"
+	ConversationService_SetState_FullMethodName             = "/memstream.v1.ConversationService/SetState"
+	ConversationService_DeleteState_FullMethodName          = "/memstream.v1.ConversationService/DeleteState"
+	ConversationService_EraseUser_FullMethodName            = "/memstream.v1.ConversationService/EraseUser"
 	ConversationService_SavePlans_FullMethodName            = "/memstream.v1.ConversationService/SavePlans"
 	ConversationService_ListPlans_FullMethodName            = "/memstream.v1.ConversationService/ListPlans"
 	ConversationService_UpdatePlan_FullMethodName           = "/memstream.v1.ConversationService/UpdatePlan"
@@ -45,12 +53,12 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
-// starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
-// WatchMessages answer CONVERSATION_NOT_FOUND.
+// starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation,
+// WatchMessages, UpdateConversation, SetState and those of lists answer CONVERSATION_NOT_FOUND.
 type ConversationServiceClient interface {
 	// Appends a message; starts the conversation if necessary, and opens a completed one again.
 	AppendMessage(ctx context.Context, in *AppendMessageRequest, opts ...grpc.CallOption) (*AppendMessageResponse, error)
-	// Lists a namespace's conversations by name.
+	// Lists a namespace's conversations by name, or those with the latest change first.
 	ListConversations(ctx context.Context, in *ListConversationsRequest, opts ...grpc.CallOption) (*ListConversationsResponse, error)
 	// Appends several messages, all or none; starts the conversation if necessary, and opens a completed one again.
 	AppendMessages(ctx context.Context, in *AppendMessagesRequest, opts ...grpc.CallOption) (*AppendMessagesResponse, error)
@@ -72,6 +80,22 @@ type ConversationServiceClient interface {
 	RemoveMessages(ctx context.Context, in *RemoveMessagesRequest, opts ...grpc.CallOption) (*RemoveMessagesResponse, error)
 	// Deletes the last message and returns it.
 	PopMessage(ctx context.Context, in *PopMessageRequest, opts ...grpc.CallOption) (*PopMessageResponse, error)
+	// Reads a conversation's labels, counts and times.
+	GetConversation(ctx context.Context, in *GetConversationRequest, opts ...grpc.CallOption) (*GetConversationResponse, error)
+	// Sets a conversation's labels and its time to live; creates it on request.
+	UpdateConversation(ctx context.Context, in *UpdateConversationRequest, opts ...grpc.CallOption) (*UpdateConversationResponse, error)
+	// Deletes a conversation with its messages, plans and state. A new one may take its name.
+	DeleteConversation(ctx context.Context, in *DeleteConversationRequest, opts ...grpc.CallOption) (*DeleteConversationResponse, error)
+	// Copies a conversation up to a message, with labels, time to live and state, to a new one.
+	ForkConversation(ctx context.Context, in *ForkConversationRequest, opts ...grpc.CallOption) (*ForkConversationResponse, error)
+	// Reads a state document.
+	GetState(ctx context.Context, in *GetStateRequest, opts ...grpc.CallOption) (*GetStateResponse, error)
+	// Writes a state document. That of a session creates the conversation if necessary.
+	SetState(ctx context.Context, in *SetStateRequest, opts ...grpc.CallOption) (*SetStateResponse, error)
+	// Deletes a state document.
+	DeleteState(ctx context.Context, in *DeleteStateRequest, opts ...grpc.CallOption) (*DeleteStateResponse, error)
+	// Erases a user's state document and all conversations with the label `user` of that value, from the files, too.
+	EraseUser(ctx context.Context, in *EraseUserRequest, opts ...grpc.CallOption) (*EraseUserResponse, error)
 	// Saves plans together.
 	SavePlans(ctx context.Context, in *SavePlansRequest, opts ...grpc.CallOption) (*SavePlansResponse, error)
 	// Lists a conversation's plans by number: all, some numbers, or those to do (TODO or RETRYING).
@@ -221,6 +245,86 @@ func (c *conversationServiceClient) PopMessage(ctx context.Context, in *PopMessa
 	return out, nil
 }
 
+func (c *conversationServiceClient) GetConversation(ctx context.Context, in *GetConversationRequest, opts ...grpc.CallOption) (*GetConversationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetConversationResponse)
+	err := c.cc.Invoke(ctx, ConversationService_GetConversation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *conversationServiceClient) UpdateConversation(ctx context.Context, in *UpdateConversationRequest, opts ...grpc.CallOption) (*UpdateConversationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UpdateConversationResponse)
+	err := c.cc.Invoke(ctx, ConversationService_UpdateConversation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *conversationServiceClient) DeleteConversation(ctx context.Context, in *DeleteConversationRequest, opts ...grpc.CallOption) (*DeleteConversationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteConversationResponse)
+	err := c.cc.Invoke(ctx, ConversationService_DeleteConversation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *conversationServiceClient) ForkConversation(ctx context.Context, in *ForkConversationRequest, opts ...grpc.CallOption) (*ForkConversationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForkConversationResponse)
+	err := c.cc.Invoke(ctx, ConversationService_ForkConversation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *conversationServiceClient) GetState(ctx context.Context, in *GetStateRequest, opts ...grpc.CallOption) (*GetStateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetStateResponse)
+	err := c.cc.Invoke(ctx, ConversationService_GetState_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *conversationServiceClient) SetState(ctx context.Context, in *SetStateRequest, opts ...grpc.CallOption) (*SetStateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetStateResponse)
+	err := c.cc.Invoke(ctx, ConversationService_SetState_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *conversationServiceClient) DeleteState(ctx context.Context, in *DeleteStateRequest, opts ...grpc.CallOption) (*DeleteStateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteStateResponse)
+	err := c.cc.Invoke(ctx, ConversationService_DeleteState_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *conversationServiceClient) EraseUser(ctx context.Context, in *EraseUserRequest, opts ...grpc.CallOption) (*EraseUserResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EraseUserResponse)
+	err := c.cc.Invoke(ctx, ConversationService_EraseUser_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *conversationServiceClient) SavePlans(ctx context.Context, in *SavePlansRequest, opts ...grpc.CallOption) (*SavePlansResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SavePlansResponse)
@@ -276,12 +380,12 @@ func (c *conversationServiceClient) RemovePlans(ctx context.Context, in *RemoveP
 // for forward compatibility.
 //
 // Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
-// starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
-// WatchMessages answer CONVERSATION_NOT_FOUND.
+// starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation,
+// WatchMessages, UpdateConversation, SetState and those of lists answer CONVERSATION_NOT_FOUND.
 type ConversationServiceServer interface {
 	// Appends a message; starts the conversation if necessary, and opens a completed one again.
 	AppendMessage(context.Context, *AppendMessageRequest) (*AppendMessageResponse, error)
-	// Lists a namespace's conversations by name.
+	// Lists a namespace's conversations by name, or those with the latest change first.
 	ListConversations(context.Context, *ListConversationsRequest) (*ListConversationsResponse, error)
 	// Appends several messages, all or none; starts the conversation if necessary, and opens a completed one again.
 	AppendMessages(context.Context, *AppendMessagesRequest) (*AppendMessagesResponse, error)
@@ -303,6 +407,22 @@ type ConversationServiceServer interface {
 	RemoveMessages(context.Context, *RemoveMessagesRequest) (*RemoveMessagesResponse, error)
 	// Deletes the last message and returns it.
 	PopMessage(context.Context, *PopMessageRequest) (*PopMessageResponse, error)
+	// Reads a conversation's labels, counts and times.
+	GetConversation(context.Context, *GetConversationRequest) (*GetConversationResponse, error)
+	// Sets a conversation's labels and its time to live; creates it on request.
+	UpdateConversation(context.Context, *UpdateConversationRequest) (*UpdateConversationResponse, error)
+	// Deletes a conversation with its messages, plans and state. A new one may take its name.
+	DeleteConversation(context.Context, *DeleteConversationRequest) (*DeleteConversationResponse, error)
+	// Copies a conversation up to a message, with labels, time to live and state, to a new one.
+	ForkConversation(context.Context, *ForkConversationRequest) (*ForkConversationResponse, error)
+	// Reads a state document.
+	GetState(context.Context, *GetStateRequest) (*GetStateResponse, error)
+	// Writes a state document. That of a session creates the conversation if necessary.
+	SetState(context.Context, *SetStateRequest) (*SetStateResponse, error)
+	// Deletes a state document.
+	DeleteState(context.Context, *DeleteStateRequest) (*DeleteStateResponse, error)
+	// Erases a user's state document and all conversations with the label `user` of that value, from the files, too.
+	EraseUser(context.Context, *EraseUserRequest) (*EraseUserResponse, error)
 	// Saves plans together.
 	SavePlans(context.Context, *SavePlansRequest) (*SavePlansResponse, error)
 	// Lists a conversation's plans by number: all, some numbers, or those to do (TODO or RETRYING).
@@ -358,6 +478,30 @@ func (UnimplementedConversationServiceServer) RemoveMessages(context.Context, *R
 }
 func (UnimplementedConversationServiceServer) PopMessage(context.Context, *PopMessageRequest) (*PopMessageResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PopMessage not implemented")
+}
+func (UnimplementedConversationServiceServer) GetConversation(context.Context, *GetConversationRequest) (*GetConversationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetConversation not implemented")
+}
+func (UnimplementedConversationServiceServer) UpdateConversation(context.Context, *UpdateConversationRequest) (*UpdateConversationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateConversation not implemented")
+}
+func (UnimplementedConversationServiceServer) DeleteConversation(context.Context, *DeleteConversationRequest) (*DeleteConversationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteConversation not implemented")
+}
+func (UnimplementedConversationServiceServer) ForkConversation(context.Context, *ForkConversationRequest) (*ForkConversationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForkConversation not implemented")
+}
+func (UnimplementedConversationServiceServer) GetState(context.Context, *GetStateRequest) (*GetStateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetState not implemented")
+}
+func (UnimplementedConversationServiceServer) SetState(context.Context, *SetStateRequest) (*SetStateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetState not implemented")
+}
+func (UnimplementedConversationServiceServer) DeleteState(context.Context, *DeleteStateRequest) (*DeleteStateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteState not implemented")
+}
+func (UnimplementedConversationServiceServer) EraseUser(context.Context, *EraseUserRequest) (*EraseUserResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method EraseUser not implemented")
 }
 func (UnimplementedConversationServiceServer) SavePlans(context.Context, *SavePlansRequest) (*SavePlansResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SavePlans not implemented")
@@ -604,6 +748,150 @@ func _ConversationService_PopMessage_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ConversationService_GetConversation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetConversationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).GetConversation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_GetConversation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).GetConversation(ctx, req.(*GetConversationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ConversationService_UpdateConversation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateConversationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).UpdateConversation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_UpdateConversation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).UpdateConversation(ctx, req.(*UpdateConversationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ConversationService_DeleteConversation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteConversationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).DeleteConversation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_DeleteConversation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).DeleteConversation(ctx, req.(*DeleteConversationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ConversationService_ForkConversation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForkConversationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).ForkConversation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_ForkConversation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).ForkConversation(ctx, req.(*ForkConversationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ConversationService_GetState_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetStateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).GetState(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_GetState_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).GetState(ctx, req.(*GetStateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ConversationService_SetState_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetStateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).SetState(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_SetState_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).SetState(ctx, req.(*SetStateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ConversationService_DeleteState_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteStateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).DeleteState(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_DeleteState_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).DeleteState(ctx, req.(*DeleteStateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ConversationService_EraseUser_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EraseUserRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).EraseUser(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_EraseUser_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).EraseUser(ctx, req.(*EraseUserRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _ConversationService_SavePlans_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SavePlansRequest)
 	if err := dec(in); err != nil {
@@ -744,6 +1032,38 @@ var ConversationService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PopMessage",
 			Handler:    _ConversationService_PopMessage_Handler,
+		},
+		{
+			MethodName: "GetConversation",
+			Handler:    _ConversationService_GetConversation_Handler,
+		},
+		{
+			MethodName: "UpdateConversation",
+			Handler:    _ConversationService_UpdateConversation_Handler,
+		},
+		{
+			MethodName: "DeleteConversation",
+			Handler:    _ConversationService_DeleteConversation_Handler,
+		},
+		{
+			MethodName: "ForkConversation",
+			Handler:    _ConversationService_ForkConversation_Handler,
+		},
+		{
+			MethodName: "GetState",
+			Handler:    _ConversationService_GetState_Handler,
+		},
+		{
+			MethodName: "SetState",
+			Handler:    _ConversationService_SetState_Handler,
+		},
+		{
+			MethodName: "DeleteState",
+			Handler:    _ConversationService_DeleteState_Handler,
+		},
+		{
+			MethodName: "EraseUser",
+			Handler:    _ConversationService_EraseUser_Handler,
 		},
 		{
 			MethodName: "SavePlans",

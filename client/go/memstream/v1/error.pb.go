@@ -56,7 +56,7 @@ const (
 	ErrorReason_ERROR_REASON_FRAGMENT_NOT_FOUND ErrorReason = 7
 	// There is no operation with that id, or it ended more than 7 days ago.
 	ErrorReason_ERROR_REASON_OPERATION_NOT_FOUND ErrorReason = 8
-	// There is no such conversation, message or plan.
+	// There is no such conversation, message, plan or state document.
 	ErrorReason_ERROR_REASON_CONVERSATION_NOT_FOUND ErrorReason = 9
 	// A memory or, for an import or with `absent`, a conversation of that name exists. What to do: exist_ok, or another
 	// name. Metadata `differs`: with exist_ok: the fields that differ from the request.

@@ -1,4 +1,4 @@
-"""`ports.conversations.ConversationStore` on the journal's database: same file, writer and snapshots.
+"""`ports.conversation_records.SessionStore` on the journal's database: same file, writer and snapshots.
 
 A page limits every list, so rows are read without bulk statements.
 """
@@ -13,9 +13,17 @@ from sqlalchemy import ColumnElement, Connection, delete, select
 
 from memstream_server.adapters.journal.database.database import Read, Write
 from memstream_server.adapters.journal.sql import codec, export_reads, import_staging, messages
+from memstream_server.adapters.journal.sql import conversation_records as records
 from memstream_server.adapters.journal.sql.answers import put_answer
 from memstream_server.adapters.journal.sql.messages import find_row, get_or_create, get_row, update_row
-from memstream_server.adapters.journal.sql.schema import conversations, key_range, plans, row_key
+from memstream_server.adapters.journal.sql.schema import key_range, plans, row_key
+from memstream_server.ports.conversation_records import (
+    ConversationChange,
+    ConversationQuery,
+    ConversationRecord,
+    State,
+    StateName,
+)
 from memstream_server.ports.conversations import (
     NEVER,
     TO_DO,
@@ -23,7 +31,7 @@ from memstream_server.ports.conversations import (
     Appended,
     ConversationName,
     ConversationScan,
-    ConversationSummary,
+    Details,
     Message,
     MessageQuery,
     NotThere,
@@ -39,10 +47,12 @@ from memstream_server.ports.conversations import (
 T = TypeVar("T")
 _BYTES_OF_ROW = 4_096
 """So many bytes of a body cost about as much as a row."""
+_ERASED_AT_ONCE = 10
+"""Conversations of a user that one write erases."""
 
 
 class SqlConversations:
-    """`ports.conversations.ConversationStore` over a journal's writer and readers."""
+    """`ports.conversation_records.SessionStore` over a journal's writer and readers."""
 
     def __init__(self, write: Write, read: Read) -> None:
         self._write = write
@@ -126,9 +136,6 @@ class SqlConversations:
         rows = 2 + 2 * len(plans)
         return await self._write_with_answer(lambda c: _save_plans(c, conversation, plans, now_us), rows, True, answer)
 
-    async def list_conversations(self, namespace: str, after: str, limit: int) -> list[ConversationSummary]:
-        return await self._read(lambda c: _list_conversations(c, namespace, after, limit))
-
     async def list_plans(self, conversation: ConversationName, query: PlanQuery) -> list[Plan]:
         return await self._read(lambda c: _read_plans(c, conversation, query))
 
@@ -159,11 +166,80 @@ class SqlConversations:
         rows = 2 + len(messages) + len(plans) + sum(one.body_size_bytes for one in messages) // _BYTES_OF_ROW
         await self._write(lambda c: import_staging.put_staged(c, staged, create_time_us, messages, plans), rows, True)
 
-    async def publish_staged(self, staged: str, conversation: ConversationName, status: Status) -> None:
-        await self._write(lambda c: import_staging.publish_staged(c, staged, conversation, status), 2, False)
+    async def publish_staged(
+        self, staged: str, conversation: ConversationName, status: Status, details: Details
+    ) -> None:
+        rows = 3 + len(details.labels) + len(details.state or b"") // _BYTES_OF_ROW
+
+        def publish(connection: Connection) -> None:
+            number = import_staging.publish_staged(connection, staged, conversation, status)
+            records.put_details(connection, conversation, number, details)
+
+        await self._write(publish, rows, False)
 
     async def discard_staged(self, staged: str) -> None:
         await self._write(lambda c: import_staging.discard_staged(c, staged), 1_000, False)
+
+    # ---- conversations as wholes, and state
+    async def get_conversation(self, conversation: ConversationName) -> ConversationRecord:
+        return await self._read(lambda c: records.get_record(c, conversation))
+
+    async def list_conversations(self, query: ConversationQuery) -> list[ConversationRecord]:
+        return await self._read(lambda c: records.list_records(c, query))
+
+    async def update_conversation(
+        self,
+        conversation: ConversationName,
+        change: ConversationChange,
+        now_us: int,
+        answer: AnswerOf[ConversationRecord] = None,
+    ) -> ConversationRecord:
+        return await self._write_with_answer(
+            lambda c: records.update_record(c, conversation, change, now_us), 5, True, answer
+        )
+
+    async def delete_conversation(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
+        return await self._write_with_answer(lambda c: records.delete_record(c, conversation), 1_000, False, answer)
+
+    async def fork_conversation(
+        self,
+        source: ConversationName,
+        target: ConversationName,
+        number: int | None,
+        now_us: int,
+        answer: AnswerOf[ConversationRecord] = None,
+    ) -> ConversationRecord:
+        return await self._write_with_answer(
+            lambda c: records.fork_record(c, source, target, number, now_us), 1_000, True, answer
+        )
+
+    async def get_state(self, name: StateName) -> State:
+        return await self._read(lambda c: records.get_state(c, name))
+
+    async def set_state(
+        self, name: StateName, document: bytes, version: int | None, now_us: int, answer: AnswerOf[State] = None
+    ) -> State:
+        rows = 3 + len(document) // _BYTES_OF_ROW
+        return await self._write_with_answer(
+            lambda c: records.set_state(c, name, document, version, now_us), rows, True, answer
+        )
+
+    async def list_states(self, namespace: str, after: tuple[str, str], limit: int) -> list[tuple[StateName, State]]:
+        return await self._read(lambda c: records.list_states(c, namespace, after, limit))
+
+    async def delete_state(self, name: StateName, answer: AnswerOf[bool] = None) -> bool:
+        return await self._write_with_answer(lambda c: records.delete_state(c, name), 1, False, answer)
+
+    async def erase_user(self, namespace: str, user: str) -> tuple[int, bool]:
+        count = 0
+        while erased := await self._write(
+            lambda c: records.erase_user(c, namespace, user, _ERASED_AT_ONCE), 1_000, False
+        ):
+            count += erased
+        return count, await self._write(lambda c: records.erase_user_state(c, namespace, user), 10, False)
+
+    async def prune_conversations(self, now_us: int, limit: int) -> int:
+        return await self._write(lambda c: records.prune_expired(c, now_us, limit), 1_000, False)
 
     async def _write_with_answer(
         self, work: Callable[[Connection], T], rows: int, adds: bool, answer: AnswerOf[T]
@@ -179,17 +255,6 @@ class SqlConversations:
 
 
 # ---- conversations
-
-
-def _list_conversations(connection: Connection, namespace: str, after: str, limit: int) -> list[ConversationSummary]:
-    columns = conversations.c
-    statement = (
-        select(columns.name, columns.last_number, columns.completed, columns.create_time_us)
-        .where(columns.namespace == namespace, columns.name > after)
-        .order_by(columns.name)
-        .limit(limit)
-    )
-    return [ConversationSummary(*row) for row in connection.execute(statement)]
 
 
 def _read_status(connection: Connection, conversation: ConversationName) -> Status:

@@ -33,6 +33,8 @@ log = structlog.get_logger(__name__)
 
 BATCH = 128
 """Fragments forgotten or erased per decision; transitions pruned per write."""
+EXPIRED_AT_ONCE = 10
+"""Conversations deleted per write."""
 PAGE = 500
 """Fragments or memories read at once."""
 CHECKS_PER_HALF_LIFE = 100
@@ -80,6 +82,8 @@ class Retention:
             tended = await self._registry.ownership.select_tended()
             await self._forget_expired(now_us, tended)
             while await self._journal.prune_answers(BATCH) >= BATCH:
+                pass
+            while await self._storage.conversations.prune_conversations(now_us, EXPIRED_AT_ONCE) >= EXPIRED_AT_ONCE:
                 pass
             forgotten = dict(await self._journal.oldest_forgotten())
             there: set[str] = set()

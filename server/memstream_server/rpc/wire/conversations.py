@@ -1,4 +1,4 @@
-"""Converts messages and plans of conversations."""
+"""Converts conversations, their messages and plans, and state documents."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from memstream.v1 import conversation_service_pb2 as pb
 from memstream_server.core.json_text import find_fault
 from memstream_server.engine.runtime.threads import run_in_thread
 from memstream_server.engine.runtime.turns import in_slices
+from memstream_server.ports.conversation_records import ConversationRecord, State, StateName, StateScope
 from memstream_server.ports.conversations import ConversationName, Message, Plan, PlanChange, PlanState
 from memstream_server.rpc import page_tokens
 from memstream_server.rpc.limits import ENTRIES_PER_SLICE, Limits
@@ -22,9 +23,17 @@ from memstream_server.rpc.validation import (
     not_negative,
     quote_text,
 )
-from memstream_server.rpc.wire.scalars import Enums, read_metadata, time_us, timestamp_message, write_metadata
+from memstream_server.rpc.wire.scalars import (
+    Enums,
+    duration_message,
+    read_metadata,
+    time_us,
+    timestamp_message,
+    write_metadata,
+)
 
 PLAN_STATES = Enums(pb.PlanState, PlanState)
+STATE_SCOPES = Enums(pb.StateScope, StateScope)
 NUMBER_MAX = 2**31 - 1
 """The largest number of a sub-task."""
 MESSAGE_NUMBER_MAX = page_tokens.NUMBER_MAX
@@ -74,7 +83,12 @@ async def read_body(found: Violations, field: str, message: pb.ConversationMessa
     """The body of a message: any JSON, as text that is kept unchanged."""
     if not message.HasField("body"):
         return None
-    body = message.body.encode()
+    return await read_json(found, field, message.body, limits)
+
+
+async def read_json(found: Violations, field: str, text: str, limits: Limits) -> bytes:
+    """Any JSON, as text that is kept unchanged."""
+    body = text.encode()
     if len(body) > limits.message_bytes_max:
         found.add(field, f"has {len(body)} bytes, at most {limits.message_bytes_max} are allowed")
     elif wrong := find_fault(body) if len(body) <= _CHECKED_AT_ONCE else await run_in_thread(partial(find_fault, body)):
@@ -242,4 +256,45 @@ def plan_of(conversation: ConversationName, plan: Plan) -> pb.Plan:
         result=plan.result,
         create_time=timestamp_message(plan.create_time_us),
         update_time=timestamp_message(plan.update_time_us),
+    )
+
+
+def conversation_message(record: ConversationRecord) -> pb.Conversation:
+    """The conversation of the contract."""
+    return pb.Conversation(
+        name=record.conversation.name,
+        labels=dict(record.labels),
+        ttl=None if record.ttl_us is None else duration_message(record.ttl_us / 1e6),
+        expire_time=None if record.expire_time_us is None else timestamp_message(record.expire_time_us),
+        message_count=record.message_count,
+        last_number=record.last_number,
+        completed=record.completed,
+        create_time=timestamp_message(record.create_time_us),
+        update_time=timestamp_message(record.update_time_us),
+    )
+
+
+def read_state_name(
+    found: Violations, namespace: str, scope: pb.StateScope.ValueType, name: str, limits: Limits
+) -> StateName:
+    """Validates the state document that a request names."""
+    check_name(found, "namespace", namespace, limits)
+    if scope == pb.STATE_SCOPE_UNSPECIFIED:
+        found.add("scope", "is not set")
+    read = STATE_SCOPES.read_value(found, "scope", scope, StateScope.APP)
+    if read is StateScope.SESSION:
+        check_name(found, "name", name, limits)
+    else:
+        check_identifier(found, "name", name, limits, required=True)
+    return StateName(namespace, read, name)
+
+
+def state_message(name: StateName, state: State, *, document: bool) -> pb.State:
+    """The state of the contract, with its document or without."""
+    return pb.State(
+        scope=STATE_SCOPES.numbers[name.scope],
+        name=name.name,
+        document=state.document.decode() if document else "",
+        etag=str(state.version),
+        update_time=timestamp_message(state.update_time_us),
     )

@@ -24,6 +24,7 @@ versions: what fragments said before a commit replaced it
 outbox: the outbox of the vector index
 next_space_vectors: vectors in an embedding space that is not in force
 messages: messages of conversations, and the rows of these
+conversation_records: conversations as wholes, and state documents
 export_reads: reads a whole memory or conversation for an export
 import_staging: staging of imported conversations
 """

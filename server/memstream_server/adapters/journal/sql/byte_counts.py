@@ -6,14 +6,14 @@ counts under a name of its own until it is published; a deleted memory counts un
 
 On PostgreSQL every server adds to rows of its own, its shard, so that no server waits for another; the sum counts.
 
-Migration 0018 makes the triggers: to change one, add a migration that does as it does. It leaves a mark, and every
-open counts the rows that are there, slice by slice, until the mark is gone (`finish_counting` of migrate.py): a start
-that is killed loses one slice, and no server serves before all rows are counted.
+Migration 0020 makes the triggers: to change one, add a migration that does as it does. Migration 0018 leaves a mark,
+and every open counts the rows that are there, slice by slice, until the mark is gone (`finish_counting` of migrate.py):
+a start that is killed loses one slice, and no server serves before all rows are counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import BigInteger, Connection, bindparam, cast, func, select
@@ -36,13 +36,14 @@ COUNTED = {
     "recall_receipts": ("receipts", ("payload",)),
     "messages": ("conversations", ("payload",)),
     "message_bodies": ("conversations", ("body",)),
+    "states": ("conversations", ("document",)),
     "plans": ("conversations", ("payload",)),
     "requests": ("requests", ("request", "digest", "response")),
     "receipts": ("requests", ("hashes", "rejections", "outcomes")),
     "producers": ("requests", ()),
     "operations": ("requests", ("payload", "error")),
     "conflicts": ("history", ("reason", "note")),
-    "conversations": ("conversations", ()),
+    "conversations": ("conversations", ("labels",)),
     "memories": ("memories", ("labels", "policy")),
 }
 """By table: the kind of its bytes, and the columns whose bytes count."""
@@ -147,17 +148,11 @@ def list_removals(dialect: str) -> Iterator[str]:
     yield from (f"DROP FUNCTION IF EXISTS {name}() CASCADE" for name in sorted(made))
 
 
-def list_counters(dialect: str, tables: Iterable[str]) -> Iterator[str]:
-    """The statements that create the triggers that count the bytes of `tables`."""
-    for table in tables:
-        kind, columns = COUNTED[table]
+def list_triggers(dialect: str) -> Iterator[str]:
+    """The statements that create the triggers."""
+    for table, (kind, columns) in COUNTED.items():
         by_row = dialect == "sqlite" or table in RECORDS
         yield from (_row_counters(dialect, table, kind, columns) if by_row else _group_counters(table, kind, columns))
-
-
-def list_triggers(dialect: str, without: Container[str] = ()) -> Iterator[str]:
-    """The statements that create the triggers; `without` those of tables of later migrations."""
-    yield from list_counters(dialect, [table for table in COUNTED if table not in without])
     sums = ", ".join(
         f"{'CAST(' * (dialect != 'sqlite')}coalesce(sum({kind}), 0){' AS bigint)' * (dialect != 'sqlite')}"
         for kind in KINDS
@@ -197,6 +192,8 @@ def _owner(dialect: str, table: str, row: str) -> str:
         return f"substr({request}, 1, {_FIND[dialect]}({request}, '\n') - 1)"
     if table in _STAGING:
         return _STAGED.format(row)
+    if table == "states":
+        return f"{row}.namespace"
     if table == "operations":
         return f"nullif({row}.namespace, '')"  # empty: of the whole store
     by_number = ("anchors", "receipts", "producers", "conflicts")

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
 
-from memstream_server.adapters.journal.sql import codec
+from memstream_server.adapters.journal.sql import codec, conversation_records
 from memstream_server.adapters.journal.sql.bulk import fetch_pages, fetch_rows
 from memstream_server.adapters.journal.sql.conflicts import read_by_newer
 from memstream_server.adapters.journal.sql.fragment_reads import (
@@ -163,6 +163,7 @@ def scan_conversation(connection: Connection, named: ConversationName, visit: Ca
 
     scan = ConversationScan(
         status=Status(row.last_number, bool(row.completed), row.completions, row.completed_number),
+        details=conversation_records.read_details(connection, row),
         create_time_us=row.create_time_us,
         message_count=count(messages),
         plan_count=count(plans),

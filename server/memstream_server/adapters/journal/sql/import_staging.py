@@ -30,7 +30,8 @@ def put_plans(connection: Connection, number: int, given: Sequence[Plan]) -> Non
     bulk.write_rows(connection, _PLANS, rows)
 
 
-def publish_staged(connection: Connection, staged: str, named: ConversationName, status: Status) -> None:
+def publish_staged(connection: Connection, staged: str, named: ConversationName, status: Status) -> int:
+    """The number of the conversation."""
     number = _find_number(connection, staged)
     if number is None:
         raise Conflict(f"the conversation staged as {staged} is gone")
@@ -49,6 +50,7 @@ def publish_staged(connection: Connection, staged: str, named: ConversationName,
             completed_number=status.completed_number,
         )
     )
+    return number
 
 
 def discard_staged(connection: Connection, staged: str) -> None:

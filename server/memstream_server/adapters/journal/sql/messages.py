@@ -68,6 +68,7 @@ def create_row(connection: Connection, namespace: str, name: str, now_us: int) -
         "completions": 0,
         "completed_number": 0,
         "create_time_us": now_us,
+        "update_time_us": now_us,
     }
     return connection.execute(insert(conversations).returning(*conversations.c), row).one()
 
@@ -78,8 +79,13 @@ def get_or_create(connection: Connection, conversation: ConversationName, now_us
     return found or create_row(connection, conversation.namespace, conversation.name, now_us)
 
 
-def update_row(connection: Connection, number: int, **values: int | bool) -> None:
+def update_row(connection: Connection, number: int, **values: Any) -> None:
     connection.execute(update(conversations).where(conversations.c.number == number).values(**values))
+
+
+def touch_row(connection: Connection, number: int, now_us: int) -> None:
+    """The conversation has changed now: its time to live begins again."""
+    update_row(connection, number, update_time_us=now_us, expire_time_us=conversations.c.ttl_us + now_us)
 
 
 # ---- writes
@@ -122,6 +128,8 @@ def append_messages(
             completed=False,
             message_time_us=time_us,
             message_count=row.message_count + len(made),
+            update_time_us=time_us,
+            expire_time_us=conversations.c.ttl_us + time_us,
         )
         write_messages(connection, row.number, made)
     numbers = {id(old): new.number for old, new in zip(fresh, made, strict=True)}
@@ -300,6 +308,11 @@ def scan_messages(connection: Connection, number: int, records: Iterable[Message
     """Each with its body, one body at a time."""
     for record in records:
         yield from _with_bodies(connection, number, [record], 1)
+
+
+def check_there(connection: Connection, conversation: ConversationName, number: int, wanted: int) -> None:
+    """Raises NotThere unless the conversation has the message."""
+    _read_record(connection, conversation, number, wanted)
 
 
 def _read_record(connection: Connection, conversation: ConversationName, number: int, wanted: int) -> Message:

@@ -328,8 +328,34 @@ conversations = Table(  # keys of messages and plans combine the conversation's 
     Column("create_time_us", BigInteger, nullable=False),
     Column("message_time_us", BigInteger, nullable=False, server_default="0"),  # of the last message ever appended
     Column("message_count", BigInteger, nullable=False, server_default="0"),
+    Column("labels", TEXT, nullable=False, server_default=""),
+    Column("ttl_us", BigInteger),
+    Column("update_time_us", BigInteger, nullable=False, server_default="0"),
+    Column("expire_time_us", BigInteger),
     UniqueConstraint("namespace", "name", name="conversations_name"),
     sqlite_autoincrement=True,
+)
+Index("conversations_latest", conversations.c.namespace, conversations.c.update_time_us, conversations.c.number)
+Index("conversations_expire", conversations.c.expire_time_us, sqlite_where=text("expire_time_us IS NOT NULL"))
+
+conversation_labels = Table(  # to find conversations by label, as memory_labels
+    "conversation_labels",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("label", LargeBinary, primary_key=True),
+    Column("conversation", BigInteger, primary_key=True, autoincrement=False),
+)
+Index("conversation_labels_conversation", conversation_labels.c.conversation)
+
+states = Table(
+    "states",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("scope", TEXT, primary_key=True),
+    Column("name", TEXT, primary_key=True),  # of a session: that of its conversation
+    Column("version", BigInteger, nullable=False),
+    Column("update_time_us", BigInteger, nullable=False),
+    Column("document", LargeBinary, nullable=False),
 )
 
 messages = Table(

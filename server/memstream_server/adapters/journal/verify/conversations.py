@@ -5,25 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, Connection, Row, bindparam, func, select
+from sqlalchemy import BigInteger, Connection, Row, bindparam, func, select, tuple_
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.bulk import fetch_pages
 from memstream_server.adapters.journal.sql.schema import (
+    conversation_labels,
     conversations,
     key_position,
     key_range,
     message_bodies,
     messages,
     plans,
+    states,
 )
 from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal
+from memstream_server.core.json_text import find_fault
+from memstream_server.ports.conversation_records import StateScope
 from memstream_server.ports.journal.errors import JournalError
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal.verify.report import Report
 
+_STATES = 4
+"""Documents read at once."""
 _within = (bindparam("low", type_=BigInteger), bindparam("high", type_=BigInteger))
 _limit = bindparam("limit", type_=BigInteger)
 _MESSAGES = (
@@ -80,6 +86,7 @@ def check_conversation(opened: OpenedJournal, number: int, report: Report) -> No
             _check_status(checking)
             _check_messages(checking)
             _check_plans(checking)
+            _check_labels(checking)
     except DBAPIError as error:
         report.add_violation("conversations", f"{name} cannot be read: {opened.translate_error(error)}")
 
@@ -127,6 +134,43 @@ def _check_messages(checking: _ConversationCheck) -> None:
         checking.add_violation("messages", f"has {count} messages, {checking.row.message_count} are counted")
     for key in bodies:
         checking.add_violation("messages", f"message {key_position(key)} has a body and no record")
+
+
+def _check_labels(checking: _ConversationCheck) -> None:
+    """A conversation is found by each of its labels, and by no other; it expires when its time to live says."""
+    row = checking.row
+    entered = checking.connection.execute(
+        select(conversation_labels.c.namespace, conversation_labels.c.label).where(
+            conversation_labels.c.conversation == row.number
+        )
+    )
+    found = {(namespace, bytes(label)) for namespace, label in entered}
+    labels = codec.decode_labels(row.labels) if row.labels else ()
+    if found != {(row.namespace, codec.hash_label(label)) for label in labels}:
+        checking.add_violation("conversations", "is not found by its labels, or by labels that it does not have")
+    expires_us = None if row.ttl_us is None else row.update_time_us + row.ttl_us
+    if row.expire_time_us != expires_us:
+        checking.add_violation(
+            "conversations", f"expires at {row.expire_time_us} µs, its time to live says {expires_us}"
+        )
+
+
+def check_states(connection: Connection, report: Report) -> None:
+    """Documents are JSON, and those of sessions have their conversation."""
+    after = ("", "", "")
+    place = tuple_(states.c.namespace, states.c.scope, states.c.name)
+    order = (states.c.namespace, states.c.scope, states.c.name)
+    while rows := connection.execute(select(states).where(place > after).order_by(*order).limit(_STATES)).all():
+        for row in rows:
+            report.count_checked("states")
+            name = f"the state of {row.scope} {row.namespace}/{row.name}"
+            if wrong := find_fault(bytes(row.document)):
+                report.add_violation("states", f"{name} is not JSON: {wrong}")
+            named = (conversations.c.namespace == row.namespace) & (conversations.c.name == row.name)
+            owner = select(conversations.c.number).where(named)
+            if row.scope == StateScope.SESSION.value and connection.execute(owner).first() is None:
+                report.add_violation("states", f"{name} has no conversation")
+        after = (rows[-1].namespace, rows[-1].scope, rows[-1].name)
 
 
 def _check_plans(checking: _ConversationCheck) -> None:

@@ -17,6 +17,7 @@ from memstream_server.adapters.journal.sql.schema import (
     KEYED_TABLES,
     NUMBERED_TABLES,
     POSITION_BITS,
+    conversation_labels,
     conversations,
     deletions,
     memories,
@@ -26,7 +27,7 @@ from memstream_server.adapters.journal.sql.schema import (
     plans,
 )
 from memstream_server.adapters.journal.verify.conflicts import check_conflicts
-from memstream_server.adapters.journal.verify.conversations import check_conversation
+from memstream_server.adapters.journal.verify.conversations import check_conversation, check_states
 from memstream_server.adapters.journal.verify.fragments import check_fragments
 from memstream_server.adapters.journal.verify.operations import check_operations
 from memstream_server.adapters.journal.verify.producers import check_producers
@@ -69,8 +70,10 @@ def verify_journal(
     try:
         with opened.engine.begin() as connection:
             check_operations(connection, report)
+            check_states(connection, report)
             _check_strays(connection, report, (*KEYED_TABLES, *NUMBERED_TABLES), (memories, deletions), "memory")
             _check_strays(connection, report, (messages, message_bodies, plans), (conversations,), "conversation")
+            _check_strays(connection, report, (conversation_labels,), (conversations,), "conversation")
             _check_bytes(connection, report)
     except DBAPIError as error:
         report.add_violation("store", f"cannot be read: {opened.translate_error(error)}")
@@ -157,7 +160,10 @@ def _list_numbers(connection: Connection, table: Table) -> list[int]:
 
 def _find_numbers(connection: Connection, table: Table) -> Iterator[int]:
     """The memory numbers in a table: one index lookup each, however many rows a memory has."""
-    column, shift = (table.c.memory, 0) if table in NUMBERED_TABLES else (table.c.key, POSITION_BITS)
+    if table is conversation_labels:
+        column, shift = table.c.conversation, 0
+    else:
+        column, shift = (table.c.memory, 0) if table in NUMBERED_TABLES else (table.c.key, POSITION_BITS)
     least = connection.execute(select(func.min(column))).scalar()
     while least is not None:
         number = int(least) >> shift

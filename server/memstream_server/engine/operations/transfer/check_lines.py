@@ -26,6 +26,7 @@ from memstream_server.engine.operations.transfer.lines import (
     MemoryLine,
     MessageLine,
     PlanLine,
+    StateLine,
     StructuredLine,
     decode_line,
     policy_of,
@@ -70,6 +71,7 @@ class Summary:
     memories: list[tuple[str, str]] = field(default_factory=list)
     """(name, seed in hexadecimal)"""
     conversations: list[str] = field(default_factory=list)
+    states: set[tuple[str, str]] = field(default_factory=set)
     fragments: int = 0
     messages: int = 0
     plans: int = 0
@@ -173,6 +175,9 @@ class Checker:
         elif isinstance(line, ConversationLine):
             self._close_section()
             self._check_conversation(line)
+        elif isinstance(line, StateLine):
+            self._close_section()
+            self._check_state(line)
         elif self._number > 1:
             raise self._error_at("type", "is a second header: import the files one by one")
 
@@ -287,6 +292,8 @@ class Checker:
         completed = line.completions > 0 and line.completed_number == line.last_number
         if line.completed_number > line.last_number or (line.completed and not completed):
             raise self._error_at("completed_number", "does not fit last_number and completions")
+        if line.state is not None:
+            self._check_json("state", line.state)
         self._section = _Conversation(line, self._number)
         self._found.conversations.append(line.name)
 
@@ -296,8 +303,8 @@ class Checker:
             raise self._error_at("type", "is message, but no conversation (without plans) precedes it")
         if not talk.message < line.number <= talk.line.last_number:
             raise self._error_at("number", f"must be above {talk.message} and up to {talk.line.last_number}")
-        if line.body is not None and (wrong := find_fault(line.body.encode())):
-            raise self._error_at("body", f"is not JSON: {wrong}")
+        if line.body is not None:
+            self._check_json("body", line.body)
         if line.client_id in talk.client_ids:
             raise self._error_at("client_id", "is that of an earlier message")
         if line.client_id:
@@ -315,6 +322,17 @@ class Checker:
         talk.plan = line.number
         talk.plans += 1
         self._found.plans += 1
+
+    def _check_state(self, line: StateLine) -> None:
+        self._check_name("name", line.name)
+        self._check_json("document", line.document)
+        if (line.scope, line.name) in self._found.states:
+            raise self._error_at("name", "is that of an earlier state document of its scope")
+        self._found.states.add((line.scope, line.name))
+
+    def _check_json(self, name: str, text: str) -> None:
+        if wrong := find_fault(text.encode()):
+            raise self._error_at(name, f"is not JSON: {wrong}")
 
     # ---- end of a section, end of the export
     def _close_section(self) -> None:
@@ -371,6 +389,7 @@ class Checker:
             "conversations": len(found.conversations),
             "messages": found.messages,
             "plans": found.plans,
+            "states": len(found.states),
             "sha256": self._hash.hexdigest(),
         }
         for name, count in counted.items():

@@ -21,10 +21,10 @@ from memstream_server.core.values import Fragment, Structured, Tier
 from memstream_server.engine.errors import NOT_READ, JournalUnavailable, MemoryDeleted, MemoryNotFound, StorageIsFull
 from memstream_server.engine.operations.transfer import lines
 from memstream_server.engine.operations.transfer.disk_space import Disk
+from memstream_server.ports.conversation_records import SessionStore, State, StateName, StateScope
 from memstream_server.ports.conversations import (
     ConversationName,
     ConversationScan,
-    ConversationStore,
     Message,
     NotThere,
 )
@@ -36,6 +36,8 @@ from memstream_server.ports.journal.rows import Anchor
 
 PAGE = 100
 """Names of memories or conversations read at once."""
+STATES = 4
+"""State documents read at once: each may have the bytes of a body."""
 PART_BYTES = 256 << 10
 """Approximate size of one message; a line is never split."""
 PENDING_POLL_INTERVAL_S = 0.05
@@ -69,7 +71,7 @@ class Exporter:
     """The exports of a process; `server` is its version."""
 
     def __init__(
-        self, journal: Journal, conversations: ConversationStore, disk: Disk, server: str, now_us: Callable[[], int]
+        self, journal: Journal, conversations: SessionStore, disk: Disk, server: str, now_us: Callable[[], int]
     ) -> None:
         self._journal = journal
         self._conversations = conversations
@@ -126,6 +128,13 @@ class Exporter:
             for name in page:
                 yield name
             after = page[-1]
+
+    async def list_states(self, wanted: Wanted) -> AsyncGenerator[tuple[StateName, State], None]:
+        after = ("", "")
+        while not wanted.memory and (page := await self._conversations.list_states(wanted.namespace, after, STATES)):
+            for name, state in page:
+                yield name, state
+            after = page[-1][0].scope.value, page[-1][0].name
 
     async def count_fragments(self, wanted: Wanted) -> int:
         return await self._journal.fragment_total(wanted.namespace, wanted.memory)
@@ -185,7 +194,7 @@ class _Export:
         self._exporter = exporter
         self._wanted = wanted
         self._hash = sha256()
-        self._counts = dict.fromkeys(("memories", "fragments", "conversations", "messages", "plans"), 0)
+        self._counts = dict.fromkeys(("memories", "fragments", "conversations", "messages", "plans", "states"), 0)
         self._total = 0
 
     async def stream_parts(self) -> AsyncGenerator[Part, None]:
@@ -202,6 +211,8 @@ class _Export:
                 async with contextlib.aclosing(self._stream_conversation(name)) as parts:
                     async for part in parts:
                         yield part
+        async for part in self._stream_states():
+            yield part
         self._total = self._counts["fragments"]
         yield self._make_part(lines.encode_line(lines.End(**self._counts, sha256=self._hash.hexdigest())))
 
@@ -229,6 +240,17 @@ class _Export:
                     yield self._make_part(part)
         except NotThere:
             return
+
+    async def _stream_states(self) -> AsyncGenerator[Part, None]:
+        async for name, state in self._exporter.list_states(self._wanted):
+            self._counts["states"] += 1
+            line = lines.StateLine(
+                scope="app" if name.scope is StateScope.APP else "user",
+                name=name.name,
+                document=state.document.decode(),
+                update_time_us=state.update_time_us,
+            )
+            yield self._make_part(lines.encode_line(line))
 
     def _make_part(self, part: bytes) -> Part:
         self._hash.update(part)
@@ -395,6 +417,10 @@ def _write_conversation(
             create_time_us=scan.create_time_us,
             messages=scan.message_count,
             plans=scan.plan_count,
+            labels=dict(scan.details.labels),
+            ttl_us=scan.details.ttl_us,
+            update_time_us=scan.details.update_time_us,
+            state=None if scan.details.state is None else scan.details.state.decode(),
         )
     )
     for message in scan.messages():

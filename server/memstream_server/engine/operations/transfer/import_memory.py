@@ -43,13 +43,15 @@ from memstream_server.engine.operations.transfer.lines import (
     ConversationLine,
     FragmentLine,
     MemoryLine,
+    StateLine,
     policy_of,
 )
 from memstream_server.engine.operations.transfer.place_fragments import enrich_lines, transition_of
 from memstream_server.engine.operations.transfer.read_lines import Reader, message_of, plan_of
 from memstream_server.engine.operations.transfer.upload import Upload, invalid_field
 from memstream_server.engine.runtime.clock import encode_ulid
-from memstream_server.ports.conversations import ConversationName, ConversationStore, NotThere, Status
+from memstream_server.ports.conversation_records import SessionStore, StateName, StateScope
+from memstream_server.ports.conversations import ConversationName, Details, NotThere, Status
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError
 from memstream_server.ports.journal.records import MemoryRecord, staged_name
 from memstream_server.ports.journal.writing import Resolution
@@ -102,7 +104,7 @@ class Importer:
         models: EngineModels,
         runtime: Runtime,
         registry: Registry,
-        conversations: ConversationStore,
+        conversations: SessionStore,
         runner: OperationRunner,
         disk: Disk,
         delete: Callable[[MemoryRecord], Awaitable[None]],
@@ -194,6 +196,8 @@ class Importer:
                     await self._check_memory(job, line, reader.next_offset)
                 elif isinstance(line, ConversationLine):
                     await self._has_conversation(job, line, reader.next_offset)
+                elif isinstance(line, StateLine):
+                    await self._has_state(job, line)
                 await reader.skip_section()
 
     async def _check_memory(self, job: _Job, line: MemoryLine, offset: int) -> bool:
@@ -245,6 +249,19 @@ class Importer:
             )
         return True
 
+    async def _has_state(self, job: _Job, line: StateLine) -> bool:
+        """Whether there is the state document, perhaps written since. Raises MemoryExists if it differs."""
+        name = StateName(job.target.namespace, StateScope(line.scope), line.name)
+        try:
+            found = await self._conversations.get_state(name)
+        except NotThere:
+            return False
+        if found.document != line.document.encode() and found.update_time_us <= line.update_time_us:
+            raise MemoryExists(
+                f"there is another state document of the {line.scope} {line.name}", namespace=name.namespace
+            )
+        return True
+
     async def _apply_lines(self, job: _Job, progress: Progress) -> None:
         done = 0
         await _report_done(progress, 0, job.total)
@@ -263,6 +280,11 @@ class Importer:
                     await reader.skip_line()
                     await self._import_conversation(job, line, reader)
                     await _report_done(progress, done, job.total)
+                elif isinstance(line, StateLine) and not await self._has_state(job, line):
+                    await reader.skip_line()
+                    await check_bytes(self._journal, self._runtime.limits, job.target.namespace)
+                    name = StateName(job.target.namespace, StateScope(line.scope), line.name)
+                    await self._conversations.set_state(name, line.document.encode(), 0, line.update_time_us)
                 else:
                     await reader.skip_section()
 
@@ -341,7 +363,10 @@ class Importer:
         await self._check_bytes(job, staged)
         status = Status(line.last_number, line.completed, line.completions, line.completed_number)
         named = ConversationName(job.target.namespace, job.target.name_of(line, job.renamed))
-        await self._conversations.publish_staged(staged, named, status)
+        state = None if line.state is None else line.state.encode()
+        updated_us = line.update_time_us or line.create_time_us
+        details = Details(tuple(sorted(line.labels.items())), line.ttl_us, updated_us, state)
+        await self._conversations.publish_staged(staged, named, status, details)
 
 
 def _with_conflicts(last: Decision, now: Actor, suspected: Sequence[tuple[str, ConflictLine]]) -> Decision:

@@ -208,6 +208,13 @@ class ConversationLine(_Line, tag="conversation", kw_only=True):
     create_time_us: Time
     messages: Count
     plans: Count
+    labels: dict[str, str] = {}
+    ttl_us: Annotated[int, Meta(ge=1, le=2**62)] | None = None
+    """It expires so long after `update_time_us`. Absent: never."""
+    update_time_us: Time = 0
+    """Absent: `create_time_us`."""
+    state: str | None = None
+    """The state document of its session: JSON, as text."""
 
 
 class MessageLine(_Line, tag="message", kw_only=True):
@@ -257,6 +264,16 @@ class PlanLine(_Line, tag="plan", kw_only=True):
     update_time_us: Time
 
 
+class StateLine(_Line, tag="state", kw_only=True):
+    """A state document of an app or a user of the namespace."""
+
+    scope: Literal["app", "user"]
+    name: Key
+    document: str
+    """JSON, as text."""
+    update_time_us: Time
+
+
 class End(_Line, tag="end", kw_only=True):
     """The last line. An export without it, or with other counts, is incomplete."""
 
@@ -265,11 +282,12 @@ class End(_Line, tag="end", kw_only=True):
     conversations: Count
     messages: Count
     plans: Count
+    states: Count = 0
     sha256: Annotated[str, Meta(pattern=rf"^[0-9a-f]{{64}}{_END}")]
     """Of all bytes before this line, in hexadecimal."""
 
 
-Line: TypeAlias = Header | MemoryLine | FragmentLine | ConversationLine | MessageLine | PlanLine | End
+Line: TypeAlias = Header | MemoryLine | FragmentLine | ConversationLine | MessageLine | PlanLine | StateLine | End
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
@@ -342,6 +360,7 @@ __all__ = [
     "MemoryLine",
     "MessageLine",
     "PlanLine",
+    "StateLine",
     "StructuredLine",
     "build_schema",
     "decode_line",

@@ -19,6 +19,7 @@ from memstream_server.engine.operations.transfer.lines import (
     MemoryLine,
     MessageLine,
     PlanLine,
+    StateLine,
     decode_line,
 )
 from memstream_server.engine.operations.transfer.upload import open_in_thread
@@ -104,7 +105,7 @@ def lines_from(path: Path, offset: int) -> Iterator[Line]:
         file.seek(offset)
         for raw in file:
             line = decode_line(raw)
-            if isinstance(line, MemoryLine | ConversationLine | End):
+            if isinstance(line, MemoryLine | ConversationLine | StateLine | End):
                 return
             yield line
 

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file memstream/v1/conversation_service.proto.
  */
 export const file_memstream_v1_conversation_service: GenFile = /*@__PURE__*/
-  fileDesc("CidtZW1zdHJlYW0vdjEvY29udmVyc2F0aW9uX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSLZBQoTQ29udmVyc2F0aW9uTWVzc2FnZRIOCgZudW1iZXIYASABKAMSFAoMY29udmVyc2F0aW9uGAIgASgJEg4KBnNlbmRlchgDIAEoCRIQCghyZWNlaXZlchgEIAEoCRIMCgRyb2xlGAUgASgJEg8KB2NvbnRlbnQYBiABKAkSDgoGcm91bmRzGAcgASgFEhQKB3N1Y2Nlc3MYCCABKAhIAIgBARIQCghhcHBfY29kZRgJIAEoCRIQCghhcHBfbmFtZRgKIAEoCRIUCgxjdXJyZW50X2dvYWwYCyABKAkSDwoHY29udGV4dBgMIAEoCRITCgtyZXZpZXdfaW5mbxgNIAEoCRIVCg1hY3Rpb25fcmVwb3J0GA4gASgJEhIKCm1vZGVsX25hbWUYDyABKAkSFQoNcmVzb3VyY2VfaW5mbxgQIAEoCRIvCgtjcmVhdGVfdGltZRgRIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdXBkYXRlX3RpbWUYEiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhEKBGJvZHkYEyABKAlIAYgBARIXCg9ib2R5X3NpemVfYnl0ZXMYFCABKAMSDAoEbmFtZRgVIAEoCRIUCgx0b29sX2NhbGxfaWQYFiABKAkSEQoJY2xpZW50X2lkGBcgASgJEkEKCG1ldGFkYXRhGBggAygLMi8ubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbk1lc3NhZ2UuTWV0YWRhdGFFbnRyeRIoCgR0aW1lGBkgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBpMCg1NZXRhZGF0YUVudHJ5EgsKA2tleRgBIAEoCRIqCgV2YWx1ZRgCIAEoCzIbLm1lbXN0cmVhbS52MS5NZXRhZGF0YVZhbHVlOgI4AUIKCghfc3VjY2Vzc0IHCgVfYm9keSKBAwoEUGxhbhIUCgxjb252ZXJzYXRpb24YASABKAkSFwoPc3ViX3Rhc2tfbnVtYmVyGAIgASgFEhYKDnN1Yl90YXNrX3RpdGxlGAMgASgJEhgKEHN1Yl90YXNrX2NvbnRlbnQYBCABKAkSFgoOc3ViX3Rhc2tfYWdlbnQYBSABKAkSFQoNcmVzb3VyY2VfbmFtZRgGIAEoCRIMCgRyZWx5GAcgASgJEhMKC2FnZW50X21vZGVsGAggASgJEhMKC3JldHJ5X3RpbWVzGAkgASgFEhcKD21heF9yZXRyeV90aW1lcxgKIAEoBRImCgVzdGF0ZRgLIAEoDjIXLm1lbXN0cmVhbS52MS5QbGFuU3RhdGUSDgoGcmVzdWx0GAwgASgJEi8KC2NyZWF0ZV90aW1lGA0gASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgt1cGRhdGVfdGltZRgOIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXAicQoUQXBwZW5kTWVzc2FnZVJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEjIKB21lc3NhZ2UYAiABKAsyIS5tZW1zdHJlYW0udjEuQ29udmVyc2F0aW9uTWVzc2FnZRISCgpyZXF1ZXN0X2lkGAMgASgJIksKFUFwcGVuZE1lc3NhZ2VSZXNwb25zZRIyCgdtZXNzYWdlGAEgASgLMiEubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbk1lc3NhZ2UiVAoYTGlzdENvbnZlcnNhdGlvbnNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIRCglwYWdlX3NpemUYAiABKAUSEgoKcGFnZV90b2tlbhgDIAEoCSJnChlMaXN0Q29udmVyc2F0aW9uc1Jlc3BvbnNlEjEKDWNvbnZlcnNhdGlvbnMYASADKAsyGi5tZW1zdHJlYW0udjEuQ29udmVyc2F0aW9uEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSJ1CgxDb252ZXJzYXRpb24SDAoEbmFtZRgBIAEoCRITCgtsYXN0X251bWJlchgCIAEoAxIRCgljb21wbGV0ZWQYAyABKAgSLwoLY3JlYXRlX3RpbWUYBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wItsCChNMaXN0TWVzc2FnZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSDQoFYWdlbnQYAyABKAkSEwoLb3RoZXJfYWdlbnQYBCABKAkSFAoMY3VycmVudF9nb2FsGAUgASgJEhEKCXBhZ2Vfc2l6ZRgGIAEoBRISCgpwYWdlX3Rva2VuGAcgASgJEhQKDG5ld2VzdF9maXJzdBgIIAEoCBIUCgxhZnRlcl9udW1iZXIYCSABKAMSFQoNYmVmb3JlX251bWJlchgKIAEoAxIuCgphZnRlcl90aW1lGAsgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgtiZWZvcmVfdGltZRgMIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFgoOd2l0aG91dF9ib2RpZXMYDSABKAgiZAoUTGlzdE1lc3NhZ2VzUmVzcG9uc2USMwoIbWVzc2FnZXMYASADKAsyIS5tZW1zdHJlYW0udjEuQ29udmVyc2F0aW9uTWVzc2FnZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiwgEKFUFwcGVuZE1lc3NhZ2VzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEjMKCG1lc3NhZ2VzGAMgAygLMiEubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbk1lc3NhZ2USFQoLbGFzdF9udW1iZXIYBCABKANIABIQCgZhYnNlbnQYBSABKAhIABISCgpyZXF1ZXN0X2lkGAYgASgJQg4KDHByZWNvbmRpdGlvbiKBAQoWQXBwZW5kTWVzc2FnZXNSZXNwb25zZRIPCgdudW1iZXJzGAEgAygDEhAKCGFwcGVuZGVkGAIgASgFEhMKC2xhc3RfbnVtYmVyGAMgASgDEi8KC2NyZWF0ZV90aW1lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCJMChFHZXRNZXNzYWdlUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEg4KBm51bWJlchgDIAEoAyJIChJHZXRNZXNzYWdlUmVzcG9uc2USMgoHbWVzc2FnZRgBIAEoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlInIKFVJlcGxhY2VNZXNzYWdlUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSMgoHbWVzc2FnZRgCIAEoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlEhIKCnJlcXVlc3RfaWQYAyABKAkiTAoWUmVwbGFjZU1lc3NhZ2VSZXNwb25zZRIyCgdtZXNzYWdlGAEgASgLMiEubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbk1lc3NhZ2UiIQoOTWVzc2FnZU51bWJlcnMSDwoHbnVtYmVycxgBIAMoAyK3AQoVUmVtb3ZlTWVzc2FnZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSLwoHbnVtYmVycxgDIAEoCzIcLm1lbXN0cmVhbS52MS5NZXNzYWdlTnVtYmVyc0gAEhAKBm9sZGVzdBgEIAEoA0gAEhUKC2Zyb21fbnVtYmVyGAUgASgDSAASEgoKcmVxdWVzdF9pZBgGIAEoCUIHCgV3aGljaCI+ChZSZW1vdmVNZXNzYWdlc1Jlc3BvbnNlEg8KB3JlbW92ZWQYASABKAMSEwoLbGFzdF9udW1iZXIYAiABKAMiUAoRUG9wTWVzc2FnZVJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJIkgKElBvcE1lc3NhZ2VSZXNwb25zZRIyCgdtZXNzYWdlGAEgASgLMiEubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbk1lc3NhZ2UiQAoVR2V0TGFzdE1lc3NhZ2VSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkiTAoWR2V0TGFzdE1lc3NhZ2VSZXNwb25zZRIyCgdtZXNzYWdlGAEgASgLMiEubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbk1lc3NhZ2UiiwEKFFdhdGNoTWVzc2FnZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSFAoMYWZ0ZXJfbnVtYmVyGAMgASgDEjQKEXByb2dyZXNzX2ludGVydmFsGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIl8KFVdhdGNoTWVzc2FnZXNSZXNwb25zZRIzCghtZXNzYWdlcxgBIAMoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlEhEKCWNvbXBsZXRlZBgCIAEoCCJaChtDb21wbGV0ZUNvbnZlcnNhdGlvblJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJIh4KHENvbXBsZXRlQ29udmVyc2F0aW9uUmVzcG9uc2UiVAoVRGVsZXRlTWVzc2FnZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSEgoKcmVxdWVzdF9pZBgDIAEoCSIpChZEZWxldGVNZXNzYWdlc1Jlc3BvbnNlEg8KB2RlbGV0ZWQYASABKAMicgoQU2F2ZVBsYW5zUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEiEKBXBsYW5zGAMgAygLMhIubWVtc3RyZWFtLnYxLlBsYW4SEgoKcmVxdWVzdF9pZBgEIAEoCSI2ChFTYXZlUGxhbnNSZXNwb25zZRIhCgVwbGFucxgBIAMoCzISLm1lbXN0cmVhbS52MS5QbGFuIosBChBMaXN0UGxhbnNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSGAoQc3ViX3Rhc2tfbnVtYmVycxgDIAMoBRINCgV0b19kbxgEIAEoCBIRCglwYWdlX3NpemUYBSABKAUSEgoKcGFnZV90b2tlbhgGIAEoCSJPChFMaXN0UGxhbnNSZXNwb25zZRIhCgVwbGFucxgBIAMoCzISLm1lbXN0cmVhbS52MS5QbGFuEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSK1AgoRVXBkYXRlUGxhblJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRIXCg9zdWJfdGFza19udW1iZXIYAyABKAUSJgoFc3RhdGUYBCABKA4yFy5tZW1zdHJlYW0udjEuUGxhblN0YXRlEhgKC3JldHJ5X3RpbWVzGAUgASgFSACIAQESGwoOc3ViX3Rhc2tfYWdlbnQYBiABKAlIAYgBARIYCgthZ2VudF9tb2RlbBgHIAEoCUgCiAEBEhMKBnJlc3VsdBgIIAEoCUgDiAEBEhIKCnJlcXVlc3RfaWQYCSABKAlCDgoMX3JldHJ5X3RpbWVzQhEKD19zdWJfdGFza19hZ2VudEIOCgxfYWdlbnRfbW9kZWxCCQoHX3Jlc3VsdCI2ChJVcGRhdGVQbGFuUmVzcG9uc2USIAoEcGxhbhgBIAEoCzISLm1lbXN0cmVhbS52MS5QbGFuInsKE0NvbXBsZXRlUGxhblJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRIXCg9zdWJfdGFza19udW1iZXIYAyABKAUSDgoGcmVzdWx0GAQgASgJEhIKCnJlcXVlc3RfaWQYBSABKAkiOAoUQ29tcGxldGVQbGFuUmVzcG9uc2USIAoEcGxhbhgBIAEoCzISLm1lbXN0cmVhbS52MS5QbGFuIlEKElJlbW92ZVBsYW5zUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkiJgoTUmVtb3ZlUGxhbnNSZXNwb25zZRIPCgdyZW1vdmVkGAEgASgDKrUBCglQbGFuU3RhdGUSGgoWUExBTl9TVEFURV9VTlNQRUNJRklFRBAAEhMKD1BMQU5fU1RBVEVfVE9ETxABEhYKElBMQU5fU1RBVEVfUlVOTklORxACEhYKElBMQU5fU1RBVEVfV0FJVElORxADEhcKE1BMQU5fU1RBVEVfUkVUUllJTkcQBBIVChFQTEFOX1NUQVRFX0ZBSUxFRBAFEhcKE1BMQU5fU1RBVEVfQ09NUExFVEUQBjKCDAoTQ29udmVyc2F0aW9uU2VydmljZRJYCg1BcHBlbmRNZXNzYWdlEiIubWVtc3RyZWFtLnYxLkFwcGVuZE1lc3NhZ2VSZXF1ZXN0GiMubWVtc3RyZWFtLnYxLkFwcGVuZE1lc3NhZ2VSZXNwb25zZRJkChFMaXN0Q29udmVyc2F0aW9ucxImLm1lbXN0cmVhbS52MS5MaXN0Q29udmVyc2F0aW9uc1JlcXVlc3QaJy5tZW1zdHJlYW0udjEuTGlzdENvbnZlcnNhdGlvbnNSZXNwb25zZRJbCg5BcHBlbmRNZXNzYWdlcxIjLm1lbXN0cmVhbS52MS5BcHBlbmRNZXNzYWdlc1JlcXVlc3QaJC5tZW1zdHJlYW0udjEuQXBwZW5kTWVzc2FnZXNSZXNwb25zZRJVCgxMaXN0TWVzc2FnZXMSIS5tZW1zdHJlYW0udjEuTGlzdE1lc3NhZ2VzUmVxdWVzdBoiLm1lbXN0cmVhbS52MS5MaXN0TWVzc2FnZXNSZXNwb25zZRJPCgpHZXRNZXNzYWdlEh8ubWVtc3RyZWFtLnYxLkdldE1lc3NhZ2VSZXF1ZXN0GiAubWVtc3RyZWFtLnYxLkdldE1lc3NhZ2VSZXNwb25zZRJbCg5HZXRMYXN0TWVzc2FnZRIjLm1lbXN0cmVhbS52MS5HZXRMYXN0TWVzc2FnZVJlcXVlc3QaJC5tZW1zdHJlYW0udjEuR2V0TGFzdE1lc3NhZ2VSZXNwb25zZRJaCg1XYXRjaE1lc3NhZ2VzEiIubWVtc3RyZWFtLnYxLldhdGNoTWVzc2FnZXNSZXF1ZXN0GiMubWVtc3RyZWFtLnYxLldhdGNoTWVzc2FnZXNSZXNwb25zZTABEm0KFENvbXBsZXRlQ29udmVyc2F0aW9uEikubWVtc3RyZWFtLnYxLkNvbXBsZXRlQ29udmVyc2F0aW9uUmVxdWVzdBoqLm1lbXN0cmVhbS52MS5Db21wbGV0ZUNvbnZlcnNhdGlvblJlc3BvbnNlElsKDlJlcGxhY2VNZXNzYWdlEiMubWVtc3RyZWFtLnYxLlJlcGxhY2VNZXNzYWdlUmVxdWVzdBokLm1lbXN0cmVhbS52MS5SZXBsYWNlTWVzc2FnZVJlc3BvbnNlElsKDkRlbGV0ZU1lc3NhZ2VzEiMubWVtc3RyZWFtLnYxLkRlbGV0ZU1lc3NhZ2VzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5EZWxldGVNZXNzYWdlc1Jlc3BvbnNlElsKDlJlbW92ZU1lc3NhZ2VzEiMubWVtc3RyZWFtLnYxLlJlbW92ZU1lc3NhZ2VzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5SZW1vdmVNZXNzYWdlc1Jlc3BvbnNlEk8KClBvcE1lc3NhZ2USHy5tZW1zdHJlYW0udjEuUG9wTWVzc2FnZVJlcXVlc3QaIC5tZW1zdHJlYW0udjEuUG9wTWVzc2FnZVJlc3BvbnNlEkwKCVNhdmVQbGFucxIeLm1lbXN0cmVhbS52MS5TYXZlUGxhbnNSZXF1ZXN0Gh8ubWVtc3RyZWFtLnYxLlNhdmVQbGFuc1Jlc3BvbnNlEkwKCUxpc3RQbGFucxIeLm1lbXN0cmVhbS52MS5MaXN0UGxhbnNSZXF1ZXN0Gh8ubWVtc3RyZWFtLnYxLkxpc3RQbGFuc1Jlc3BvbnNlEk8KClVwZGF0ZVBsYW4SHy5tZW1zdHJlYW0udjEuVXBkYXRlUGxhblJlcXVlc3QaIC5tZW1zdHJlYW0udjEuVXBkYXRlUGxhblJlc3BvbnNlElUKDENvbXBsZXRlUGxhbhIhLm1lbXN0cmVhbS52MS5Db21wbGV0ZVBsYW5SZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkNvbXBsZXRlUGxhblJlc3BvbnNlElIKC1JlbW92ZVBsYW5zEiAubWVtc3RyZWFtLnYxLlJlbW92ZVBsYW5zUmVxdWVzdBohLm1lbXN0cmVhbS52MS5SZW1vdmVQbGFuc1Jlc3BvbnNlQlkKEGRldi5tZW1zdHJlYW0udjFCGENvbnZlcnNhdGlvblNlcnZpY2VQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_memstream_v1_fragment]);
+  fileDesc("CidtZW1zdHJlYW0vdjEvY29udmVyc2F0aW9uX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSLZBQoTQ29udmVyc2F0aW9uTWVzc2FnZRIOCgZudW1iZXIYASABKAMSFAoMY29udmVyc2F0aW9uGAIgASgJEg4KBnNlbmRlchgDIAEoCRIQCghyZWNlaXZlchgEIAEoCRIMCgRyb2xlGAUgASgJEg8KB2NvbnRlbnQYBiABKAkSDgoGcm91bmRzGAcgASgFEhQKB3N1Y2Nlc3MYCCABKAhIAIgBARIQCghhcHBfY29kZRgJIAEoCRIQCghhcHBfbmFtZRgKIAEoCRIUCgxjdXJyZW50X2dvYWwYCyABKAkSDwoHY29udGV4dBgMIAEoCRITCgtyZXZpZXdfaW5mbxgNIAEoCRIVCg1hY3Rpb25fcmVwb3J0GA4gASgJEhIKCm1vZGVsX25hbWUYDyABKAkSFQoNcmVzb3VyY2VfaW5mbxgQIAEoCRIvCgtjcmVhdGVfdGltZRgRIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdXBkYXRlX3RpbWUYEiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhEKBGJvZHkYEyABKAlIAYgBARIXCg9ib2R5X3NpemVfYnl0ZXMYFCABKAMSDAoEbmFtZRgVIAEoCRIUCgx0b29sX2NhbGxfaWQYFiABKAkSEQoJY2xpZW50X2lkGBcgASgJEkEKCG1ldGFkYXRhGBggAygLMi8ubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbk1lc3NhZ2UuTWV0YWRhdGFFbnRyeRIoCgR0aW1lGBkgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBpMCg1NZXRhZGF0YUVudHJ5EgsKA2tleRgBIAEoCRIqCgV2YWx1ZRgCIAEoCzIbLm1lbXN0cmVhbS52MS5NZXRhZGF0YVZhbHVlOgI4AUIKCghfc3VjY2Vzc0IHCgVfYm9keSKPAQoFU3RhdGUSJwoFc2NvcGUYASABKA4yGC5tZW1zdHJlYW0udjEuU3RhdGVTY29wZRIMCgRuYW1lGAIgASgJEhAKCGRvY3VtZW50GAMgASgJEgwKBGV0YWcYBCABKAkSLwoLdXBkYXRlX3RpbWUYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIoEDCgRQbGFuEhQKDGNvbnZlcnNhdGlvbhgBIAEoCRIXCg9zdWJfdGFza19udW1iZXIYAiABKAUSFgoOc3ViX3Rhc2tfdGl0bGUYAyABKAkSGAoQc3ViX3Rhc2tfY29udGVudBgEIAEoCRIWCg5zdWJfdGFza19hZ2VudBgFIAEoCRIVCg1yZXNvdXJjZV9uYW1lGAYgASgJEgwKBHJlbHkYByABKAkSEwoLYWdlbnRfbW9kZWwYCCABKAkSEwoLcmV0cnlfdGltZXMYCSABKAUSFwoPbWF4X3JldHJ5X3RpbWVzGAogASgFEiYKBXN0YXRlGAsgASgOMhcubWVtc3RyZWFtLnYxLlBsYW5TdGF0ZRIOCgZyZXN1bHQYDCABKAkSLwoLY3JlYXRlX3RpbWUYDSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC3VwZGF0ZV90aW1lGA4gASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCJxChRBcHBlbmRNZXNzYWdlUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSMgoHbWVzc2FnZRgCIAEoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlEhIKCnJlcXVlc3RfaWQYAyABKAkiSwoVQXBwZW5kTWVzc2FnZVJlc3BvbnNlEjIKB21lc3NhZ2UYASABKAsyIS5tZW1zdHJlYW0udjEuQ29udmVyc2F0aW9uTWVzc2FnZSLyAQoYTGlzdENvbnZlcnNhdGlvbnNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIRCglwYWdlX3NpemUYAiABKAUSEgoKcGFnZV90b2tlbhgDIAEoCRITCgtuYW1lX3ByZWZpeBgEIAEoCRJCCgZsYWJlbHMYBSADKAsyMi5tZW1zdHJlYW0udjEuTGlzdENvbnZlcnNhdGlvbnNSZXF1ZXN0LkxhYmVsc0VudHJ5EhQKDGxhdGVzdF9maXJzdBgGIAEoCBotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBImcKGUxpc3RDb252ZXJzYXRpb25zUmVzcG9uc2USMQoNY29udmVyc2F0aW9ucxgBIAMoCzIaLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb24SFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIv0CCgxDb252ZXJzYXRpb24SDAoEbmFtZRgBIAEoCRITCgtsYXN0X251bWJlchgCIAEoAxIRCgljb21wbGV0ZWQYAyABKAgSLwoLY3JlYXRlX3RpbWUYBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjYKBmxhYmVscxgFIAMoCzImLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb24uTGFiZWxzRW50cnkSJgoDdHRsGAYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEi8KC2V4cGlyZV90aW1lGAcgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg1tZXNzYWdlX2NvdW50GAggASgDEi8KC3VwZGF0ZV90aW1lGAkgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBItsCChNMaXN0TWVzc2FnZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSDQoFYWdlbnQYAyABKAkSEwoLb3RoZXJfYWdlbnQYBCABKAkSFAoMY3VycmVudF9nb2FsGAUgASgJEhEKCXBhZ2Vfc2l6ZRgGIAEoBRISCgpwYWdlX3Rva2VuGAcgASgJEhQKDG5ld2VzdF9maXJzdBgIIAEoCBIUCgxhZnRlcl9udW1iZXIYCSABKAMSFQoNYmVmb3JlX251bWJlchgKIAEoAxIuCgphZnRlcl90aW1lGAsgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgtiZWZvcmVfdGltZRgMIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFgoOd2l0aG91dF9ib2RpZXMYDSABKAgiZAoUTGlzdE1lc3NhZ2VzUmVzcG9uc2USMwoIbWVzc2FnZXMYASADKAsyIS5tZW1zdHJlYW0udjEuQ29udmVyc2F0aW9uTWVzc2FnZRIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiwgEKFUFwcGVuZE1lc3NhZ2VzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEjMKCG1lc3NhZ2VzGAMgAygLMiEubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbk1lc3NhZ2USFQoLbGFzdF9udW1iZXIYBCABKANIABIQCgZhYnNlbnQYBSABKAhIABISCgpyZXF1ZXN0X2lkGAYgASgJQg4KDHByZWNvbmRpdGlvbiKBAQoWQXBwZW5kTWVzc2FnZXNSZXNwb25zZRIPCgdudW1iZXJzGAEgAygDEhAKCGFwcGVuZGVkGAIgASgFEhMKC2xhc3RfbnVtYmVyGAMgASgDEi8KC2NyZWF0ZV90aW1lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCJMChFHZXRNZXNzYWdlUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEg4KBm51bWJlchgDIAEoAyJIChJHZXRNZXNzYWdlUmVzcG9uc2USMgoHbWVzc2FnZRgBIAEoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlInIKFVJlcGxhY2VNZXNzYWdlUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSMgoHbWVzc2FnZRgCIAEoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlEhIKCnJlcXVlc3RfaWQYAyABKAkiTAoWUmVwbGFjZU1lc3NhZ2VSZXNwb25zZRIyCgdtZXNzYWdlGAEgASgLMiEubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbk1lc3NhZ2UiIQoOTWVzc2FnZU51bWJlcnMSDwoHbnVtYmVycxgBIAMoAyK3AQoVUmVtb3ZlTWVzc2FnZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSLwoHbnVtYmVycxgDIAEoCzIcLm1lbXN0cmVhbS52MS5NZXNzYWdlTnVtYmVyc0gAEhAKBm9sZGVzdBgEIAEoA0gAEhUKC2Zyb21fbnVtYmVyGAUgASgDSAASEgoKcmVxdWVzdF9pZBgGIAEoCUIHCgV3aGljaCI+ChZSZW1vdmVNZXNzYWdlc1Jlc3BvbnNlEg8KB3JlbW92ZWQYASABKAMSEwoLbGFzdF9udW1iZXIYAiABKAMiUAoRUG9wTWVzc2FnZVJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJIkgKElBvcE1lc3NhZ2VSZXNwb25zZRIyCgdtZXNzYWdlGAEgASgLMiEubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbk1lc3NhZ2UiQAoVR2V0TGFzdE1lc3NhZ2VSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkiTAoWR2V0TGFzdE1lc3NhZ2VSZXNwb25zZRIyCgdtZXNzYWdlGAEgASgLMiEubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbk1lc3NhZ2UiiwEKFFdhdGNoTWVzc2FnZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSFAoMYWZ0ZXJfbnVtYmVyGAMgASgDEjQKEXByb2dyZXNzX2ludGVydmFsGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uIl8KFVdhdGNoTWVzc2FnZXNSZXNwb25zZRIzCghtZXNzYWdlcxgBIAMoCzIhLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb25NZXNzYWdlEhEKCWNvbXBsZXRlZBgCIAEoCCJaChtDb21wbGV0ZUNvbnZlcnNhdGlvblJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRISCgpyZXF1ZXN0X2lkGAMgASgJIh4KHENvbXBsZXRlQ29udmVyc2F0aW9uUmVzcG9uc2UiVAoVRGVsZXRlTWVzc2FnZXNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSEgoKcmVxdWVzdF9pZBgDIAEoCSIpChZEZWxldGVNZXNzYWdlc1Jlc3BvbnNlEg8KB2RlbGV0ZWQYASABKAMicgoQU2F2ZVBsYW5zUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEiEKBXBsYW5zGAMgAygLMhIubWVtc3RyZWFtLnYxLlBsYW4SEgoKcmVxdWVzdF9pZBgEIAEoCSI2ChFTYXZlUGxhbnNSZXNwb25zZRIhCgVwbGFucxgBIAMoCzISLm1lbXN0cmVhbS52MS5QbGFuIosBChBMaXN0UGxhbnNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSGAoQc3ViX3Rhc2tfbnVtYmVycxgDIAMoBRINCgV0b19kbxgEIAEoCBIRCglwYWdlX3NpemUYBSABKAUSEgoKcGFnZV90b2tlbhgGIAEoCSJPChFMaXN0UGxhbnNSZXNwb25zZRIhCgVwbGFucxgBIAMoCzISLm1lbXN0cmVhbS52MS5QbGFuEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSK1AgoRVXBkYXRlUGxhblJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRIXCg9zdWJfdGFza19udW1iZXIYAyABKAUSJgoFc3RhdGUYBCABKA4yFy5tZW1zdHJlYW0udjEuUGxhblN0YXRlEhgKC3JldHJ5X3RpbWVzGAUgASgFSACIAQESGwoOc3ViX3Rhc2tfYWdlbnQYBiABKAlIAYgBARIYCgthZ2VudF9tb2RlbBgHIAEoCUgCiAEBEhMKBnJlc3VsdBgIIAEoCUgDiAEBEhIKCnJlcXVlc3RfaWQYCSABKAlCDgoMX3JldHJ5X3RpbWVzQhEKD19zdWJfdGFza19hZ2VudEIOCgxfYWdlbnRfbW9kZWxCCQoHX3Jlc3VsdCI2ChJVcGRhdGVQbGFuUmVzcG9uc2USIAoEcGxhbhgBIAEoCzISLm1lbXN0cmVhbS52MS5QbGFuInsKE0NvbXBsZXRlUGxhblJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCRIXCg9zdWJfdGFza19udW1iZXIYAyABKAUSDgoGcmVzdWx0GAQgASgJEhIKCnJlcXVlc3RfaWQYBSABKAkiOAoUQ29tcGxldGVQbGFuUmVzcG9uc2USIAoEcGxhbhgBIAEoCzISLm1lbXN0cmVhbS52MS5QbGFuIlEKElJlbW92ZVBsYW5zUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkiJgoTUmVtb3ZlUGxhbnNSZXNwb25zZRIPCgdyZW1vdmVkGAEgASgDIkEKFkdldENvbnZlcnNhdGlvblJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEhQKDGNvbnZlcnNhdGlvbhgCIAEoCSJLChdHZXRDb252ZXJzYXRpb25SZXNwb25zZRIwCgxjb252ZXJzYXRpb24YASABKAsyGi5tZW1zdHJlYW0udjEuQ29udmVyc2F0aW9uIoEBChJDb252ZXJzYXRpb25MYWJlbHMSPAoGbGFiZWxzGAEgAygLMiwubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbkxhYmVscy5MYWJlbHNFbnRyeRotCgtMYWJlbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAk6AjgBIuoBChlVcGRhdGVDb252ZXJzYXRpb25SZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSMAoGbGFiZWxzGAMgASgLMiAubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbkxhYmVscxImCgN0dGwYBCABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SFwoNYWxsb3dfbWlzc2luZxgFIAEoCEgAEhAKBmFic2VudBgGIAEoCEgAEhIKCnJlcXVlc3RfaWQYByABKAlCCwoJZXhpc3RlbmNlIk4KGlVwZGF0ZUNvbnZlcnNhdGlvblJlc3BvbnNlEjAKDGNvbnZlcnNhdGlvbhgBIAEoCzIaLm1lbXN0cmVhbS52MS5Db252ZXJzYXRpb24iWAoZRGVsZXRlQ29udmVyc2F0aW9uUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSFAoMY29udmVyc2F0aW9uGAIgASgJEhIKCnJlcXVlc3RfaWQYAyABKAkiLgoaRGVsZXRlQ29udmVyc2F0aW9uUmVzcG9uc2USEAoIbWVzc2FnZXMYASABKAMigAEKF0ZvcmtDb252ZXJzYXRpb25SZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIUCgxjb252ZXJzYXRpb24YAiABKAkSGAoQbmV3X2NvbnZlcnNhdGlvbhgDIAEoCRIOCgZudW1iZXIYBCABKAMSEgoKcmVxdWVzdF9pZBgFIAEoCSJMChhGb3JrQ29udmVyc2F0aW9uUmVzcG9uc2USMAoMY29udmVyc2F0aW9uGAEgASgLMhoubWVtc3RyZWFtLnYxLkNvbnZlcnNhdGlvbiJbCg9HZXRTdGF0ZVJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEicKBXNjb3BlGAIgASgOMhgubWVtc3RyZWFtLnYxLlN0YXRlU2NvcGUSDAoEbmFtZRgDIAEoCSI2ChBHZXRTdGF0ZVJlc3BvbnNlEiIKBXN0YXRlGAEgASgLMhMubWVtc3RyZWFtLnYxLlN0YXRlIrMBCg9TZXRTdGF0ZVJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEicKBXNjb3BlGAIgASgOMhgubWVtc3RyZWFtLnYxLlN0YXRlU2NvcGUSDAoEbmFtZRgDIAEoCRIQCghkb2N1bWVudBgEIAEoCRIOCgRldGFnGAUgASgJSAASEAoGYWJzZW50GAYgASgISAASEgoKcmVxdWVzdF9pZBgHIAEoCUIOCgxwcmVjb25kaXRpb24iNgoQU2V0U3RhdGVSZXNwb25zZRIiCgVzdGF0ZRgBIAEoCzITLm1lbXN0cmVhbS52MS5TdGF0ZSJyChJEZWxldGVTdGF0ZVJlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEicKBXNjb3BlGAIgASgOMhgubWVtc3RyZWFtLnYxLlN0YXRlU2NvcGUSDAoEbmFtZRgDIAEoCRISCgpyZXF1ZXN0X2lkGAQgASgJIiYKE0RlbGV0ZVN0YXRlUmVzcG9uc2USDwoHZGVsZXRlZBgBIAEoCCIzChBFcmFzZVVzZXJSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIMCgR1c2VyGAIgASgJIjkKEUVyYXNlVXNlclJlc3BvbnNlEhUKDWNvbnZlcnNhdGlvbnMYASABKAMSDQoFc3RhdGUYAiABKAgqbQoKU3RhdGVTY29wZRIbChdTVEFURV9TQ09QRV9VTlNQRUNJRklFRBAAEhMKD1NUQVRFX1NDT1BFX0FQUBABEhQKEFNUQVRFX1NDT1BFX1VTRVIQAhIXChNTVEFURV9TQ09QRV9TRVNTSU9OEAMqtQEKCVBsYW5TdGF0ZRIaChZQTEFOX1NUQVRFX1VOU1BFQ0lGSUVEEAASEwoPUExBTl9TVEFURV9UT0RPEAESFgoSUExBTl9TVEFURV9SVU5OSU5HEAISFgoSUExBTl9TVEFURV9XQUlUSU5HEAMSFwoTUExBTl9TVEFURV9SRVRSWUlORxAEEhUKEVBMQU5fU1RBVEVfRkFJTEVEEAUSFwoTUExBTl9TVEFURV9DT01QTEVURRAGMs8RChNDb252ZXJzYXRpb25TZXJ2aWNlElgKDUFwcGVuZE1lc3NhZ2USIi5tZW1zdHJlYW0udjEuQXBwZW5kTWVzc2FnZVJlcXVlc3QaIy5tZW1zdHJlYW0udjEuQXBwZW5kTWVzc2FnZVJlc3BvbnNlEmQKEUxpc3RDb252ZXJzYXRpb25zEiYubWVtc3RyZWFtLnYxLkxpc3RDb252ZXJzYXRpb25zUmVxdWVzdBonLm1lbXN0cmVhbS52MS5MaXN0Q29udmVyc2F0aW9uc1Jlc3BvbnNlElsKDkFwcGVuZE1lc3NhZ2VzEiMubWVtc3RyZWFtLnYxLkFwcGVuZE1lc3NhZ2VzUmVxdWVzdBokLm1lbXN0cmVhbS52MS5BcHBlbmRNZXNzYWdlc1Jlc3BvbnNlElUKDExpc3RNZXNzYWdlcxIhLm1lbXN0cmVhbS52MS5MaXN0TWVzc2FnZXNSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLkxpc3RNZXNzYWdlc1Jlc3BvbnNlEk8KCkdldE1lc3NhZ2USHy5tZW1zdHJlYW0udjEuR2V0TWVzc2FnZVJlcXVlc3QaIC5tZW1zdHJlYW0udjEuR2V0TWVzc2FnZVJlc3BvbnNlElsKDkdldExhc3RNZXNzYWdlEiMubWVtc3RyZWFtLnYxLkdldExhc3RNZXNzYWdlUmVxdWVzdBokLm1lbXN0cmVhbS52MS5HZXRMYXN0TWVzc2FnZVJlc3BvbnNlEloKDVdhdGNoTWVzc2FnZXMSIi5tZW1zdHJlYW0udjEuV2F0Y2hNZXNzYWdlc1JlcXVlc3QaIy5tZW1zdHJlYW0udjEuV2F0Y2hNZXNzYWdlc1Jlc3BvbnNlMAESbQoUQ29tcGxldGVDb252ZXJzYXRpb24SKS5tZW1zdHJlYW0udjEuQ29tcGxldGVDb252ZXJzYXRpb25SZXF1ZXN0GioubWVtc3RyZWFtLnYxLkNvbXBsZXRlQ29udmVyc2F0aW9uUmVzcG9uc2USWwoOUmVwbGFjZU1lc3NhZ2USIy5tZW1zdHJlYW0udjEuUmVwbGFjZU1lc3NhZ2VSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLlJlcGxhY2VNZXNzYWdlUmVzcG9uc2USWwoORGVsZXRlTWVzc2FnZXMSIy5tZW1zdHJlYW0udjEuRGVsZXRlTWVzc2FnZXNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLkRlbGV0ZU1lc3NhZ2VzUmVzcG9uc2USWwoOUmVtb3ZlTWVzc2FnZXMSIy5tZW1zdHJlYW0udjEuUmVtb3ZlTWVzc2FnZXNSZXF1ZXN0GiQubWVtc3RyZWFtLnYxLlJlbW92ZU1lc3NhZ2VzUmVzcG9uc2USTwoKUG9wTWVzc2FnZRIfLm1lbXN0cmVhbS52MS5Qb3BNZXNzYWdlUmVxdWVzdBogLm1lbXN0cmVhbS52MS5Qb3BNZXNzYWdlUmVzcG9uc2USXgoPR2V0Q29udmVyc2F0aW9uEiQubWVtc3RyZWFtLnYxLkdldENvbnZlcnNhdGlvblJlcXVlc3QaJS5tZW1zdHJlYW0udjEuR2V0Q29udmVyc2F0aW9uUmVzcG9uc2USZwoSVXBkYXRlQ29udmVyc2F0aW9uEicubWVtc3RyZWFtLnYxLlVwZGF0ZUNvbnZlcnNhdGlvblJlcXVlc3QaKC5tZW1zdHJlYW0udjEuVXBkYXRlQ29udmVyc2F0aW9uUmVzcG9uc2USZwoSRGVsZXRlQ29udmVyc2F0aW9uEicubWVtc3RyZWFtLnYxLkRlbGV0ZUNvbnZlcnNhdGlvblJlcXVlc3QaKC5tZW1zdHJlYW0udjEuRGVsZXRlQ29udmVyc2F0aW9uUmVzcG9uc2USYQoQRm9ya0NvbnZlcnNhdGlvbhIlLm1lbXN0cmVhbS52MS5Gb3JrQ29udmVyc2F0aW9uUmVxdWVzdBomLm1lbXN0cmVhbS52MS5Gb3JrQ29udmVyc2F0aW9uUmVzcG9uc2USSQoIR2V0U3RhdGUSHS5tZW1zdHJlYW0udjEuR2V0U3RhdGVSZXF1ZXN0Gh4ubWVtc3RyZWFtLnYxLkdldFN0YXRlUmVzcG9uc2USSQoIU2V0U3RhdGUSHS5tZW1zdHJlYW0udjEuU2V0U3RhdGVSZXF1ZXN0Gh4ubWVtc3RyZWFtLnYxLlNldFN0YXRlUmVzcG9uc2USUgoLRGVsZXRlU3RhdGUSIC5tZW1zdHJlYW0udjEuRGVsZXRlU3RhdGVSZXF1ZXN0GiEubWVtc3RyZWFtLnYxLkRlbGV0ZVN0YXRlUmVzcG9uc2USTAoJRXJhc2VVc2VyEh4ubWVtc3RyZWFtLnYxLkVyYXNlVXNlclJlcXVlc3QaHy5tZW1zdHJlYW0udjEuRXJhc2VVc2VyUmVzcG9uc2USTAoJU2F2ZVBsYW5zEh4ubWVtc3RyZWFtLnYxLlNhdmVQbGFuc1JlcXVlc3QaHy5tZW1zdHJlYW0udjEuU2F2ZVBsYW5zUmVzcG9uc2USTAoJTGlzdFBsYW5zEh4ubWVtc3RyZWFtLnYxLkxpc3RQbGFuc1JlcXVlc3QaHy5tZW1zdHJlYW0udjEuTGlzdFBsYW5zUmVzcG9uc2USTwoKVXBkYXRlUGxhbhIfLm1lbXN0cmVhbS52MS5VcGRhdGVQbGFuUmVxdWVzdBogLm1lbXN0cmVhbS52MS5VcGRhdGVQbGFuUmVzcG9uc2USVQoMQ29tcGxldGVQbGFuEiEubWVtc3RyZWFtLnYxLkNvbXBsZXRlUGxhblJlcXVlc3QaIi5tZW1zdHJlYW0udjEuQ29tcGxldGVQbGFuUmVzcG9uc2USUgoLUmVtb3ZlUGxhbnMSIC5tZW1zdHJlYW0udjEuUmVtb3ZlUGxhbnNSZXF1ZXN0GiEubWVtc3RyZWFtLnYxLlJlbW92ZVBsYW5zUmVzcG9uc2VCWQoQZGV2Lm1lbXN0cmVhbS52MUIYQ29udmVyc2F0aW9uU2VydmljZVByb3RvUAFaKW1lbXN0cmVhbS5kZXYvZ28vbWVtc3RyZWFtL3YxO21lbXN0cmVhbXYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_memstream_v1_fragment]);
 
 /**
  * A message of a conversation. Frameworks with messages of their own keep each in `body`; DB-GPT uses the texts.
@@ -209,6 +209,56 @@ export const ConversationMessageSchema: GenMessage<ConversationMessage> = /*@__P
   messageDesc(file_memstream_v1_conversation_service, 0);
 
 /**
+ * A state document.
+ *
+ * @generated from message memstream.v1.State
+ */
+export type State = Message<"memstream.v1.State"> & {
+  /**
+   * To what it belongs.
+   *
+   * @generated from field: memstream.v1.StateScope scope = 1;
+   */
+  scope: StateScope;
+
+  /**
+   * The name of that.
+   *
+   * @generated from field: string name = 2;
+   */
+  name: string;
+
+  /**
+   * JSON of any kind, as text that the server keeps unchanged; at most `Limits.message_bytes_max` bytes. Empty in the
+   * answer of SetState.
+   *
+   * @generated from field: string document = 3;
+   */
+  document: string;
+
+  /**
+   * Changes with every write.
+   *
+   * @generated from field: string etag = 4;
+   */
+  etag: string;
+
+  /**
+   * When it was written.
+   *
+   * @generated from field: google.protobuf.Timestamp update_time = 5;
+   */
+  updateTime?: Timestamp | undefined;
+};
+
+/**
+ * Describes the message memstream.v1.State.
+ * Use `create(StateSchema)` to create a new message.
+ */
+export const StateSchema: GenMessage<State> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 1);
+
+/**
  * A step of a conversation's plan.
  *
  * @generated from message memstream.v1.Plan
@@ -318,7 +368,7 @@ export type Plan = Message<"memstream.v1.Plan"> & {
  * Use `create(PlanSchema)` to create a new message.
  */
 export const PlanSchema: GenMessage<Plan> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 1);
+  messageDesc(file_memstream_v1_conversation_service, 2);
 
 /**
  * Appends a message.
@@ -353,7 +403,7 @@ export type AppendMessageRequest = Message<"memstream.v1.AppendMessageRequest"> 
  * Use `create(AppendMessageRequestSchema)` to create a new message.
  */
 export const AppendMessageRequestSchema: GenMessage<AppendMessageRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 2);
+  messageDesc(file_memstream_v1_conversation_service, 3);
 
 /**
  * The message as appended.
@@ -374,7 +424,7 @@ export type AppendMessageResponse = Message<"memstream.v1.AppendMessageResponse"
  * Use `create(AppendMessageResponseSchema)` to create a new message.
  */
 export const AppendMessageResponseSchema: GenMessage<AppendMessageResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 3);
+  messageDesc(file_memstream_v1_conversation_service, 4);
 
 /**
  * Which conversations to list.
@@ -402,6 +452,28 @@ export type ListConversationsRequest = Message<"memstream.v1.ListConversationsRe
    * @generated from field: string page_token = 3;
    */
   pageToken: string;
+
+  /**
+   * Only names with this prefix; empty for all.
+   *
+   * @generated from field: string name_prefix = 4;
+   */
+  namePrefix: string;
+
+  /**
+   * Only conversations that have each of these labels with exactly this value; empty for all.
+   *
+   * @generated from field: map<string, string> labels = 5;
+   */
+  labels: { [key: string]: string };
+
+  /**
+   * Descending by update_time, instead of ascending by name. A conversation that changes between two pages may be
+   * missing.
+   *
+   * @generated from field: bool latest_first = 6;
+   */
+  latestFirst: boolean;
 };
 
 /**
@@ -409,7 +481,7 @@ export type ListConversationsRequest = Message<"memstream.v1.ListConversationsRe
  * Use `create(ListConversationsRequestSchema)` to create a new message.
  */
 export const ListConversationsRequestSchema: GenMessage<ListConversationsRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 4);
+  messageDesc(file_memstream_v1_conversation_service, 5);
 
 /**
  * A page of conversations.
@@ -437,7 +509,7 @@ export type ListConversationsResponse = Message<"memstream.v1.ListConversationsR
  * Use `create(ListConversationsResponseSchema)` to create a new message.
  */
 export const ListConversationsResponseSchema: GenMessage<ListConversationsResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 5);
+  messageDesc(file_memstream_v1_conversation_service, 6);
 
 /**
  * A conversation of a namespace.
@@ -472,6 +544,41 @@ export type Conversation = Message<"memstream.v1.Conversation"> & {
    * @generated from field: google.protobuf.Timestamp create_time = 4;
    */
   createTime?: Timestamp | undefined;
+
+  /**
+   * Labels to list it by.
+   *
+   * @generated from field: map<string, string> labels = 5;
+   */
+  labels: { [key: string]: string };
+
+  /**
+   * How long after its last change the server deletes it. Unset: never.
+   *
+   * @generated from field: google.protobuf.Duration ttl = 6;
+   */
+  ttl?: Duration | undefined;
+
+  /**
+   * When that is. Unset: never.
+   *
+   * @generated from field: google.protobuf.Timestamp expire_time = 7;
+   */
+  expireTime?: Timestamp | undefined;
+
+  /**
+   * How many messages it has.
+   *
+   * @generated from field: int64 message_count = 8;
+   */
+  messageCount: bigint;
+
+  /**
+   * When messages were appended, or labels, time to live or state set, for the last time.
+   *
+   * @generated from field: google.protobuf.Timestamp update_time = 9;
+   */
+  updateTime?: Timestamp | undefined;
 };
 
 /**
@@ -479,7 +586,7 @@ export type Conversation = Message<"memstream.v1.Conversation"> & {
  * Use `create(ConversationSchema)` to create a new message.
  */
 export const ConversationSchema: GenMessage<Conversation> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 6);
+  messageDesc(file_memstream_v1_conversation_service, 7);
 
 /**
  * Which messages to list.
@@ -584,7 +691,7 @@ export type ListMessagesRequest = Message<"memstream.v1.ListMessagesRequest"> & 
  * Use `create(ListMessagesRequestSchema)` to create a new message.
  */
 export const ListMessagesRequestSchema: GenMessage<ListMessagesRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 7);
+  messageDesc(file_memstream_v1_conversation_service, 8);
 
 /**
  * A page of messages.
@@ -612,7 +719,7 @@ export type ListMessagesResponse = Message<"memstream.v1.ListMessagesResponse"> 
  * Use `create(ListMessagesResponseSchema)` to create a new message.
  */
 export const ListMessagesResponseSchema: GenMessage<ListMessagesResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 8);
+  messageDesc(file_memstream_v1_conversation_service, 9);
 
 /**
  * Appends messages.
@@ -678,7 +785,7 @@ export type AppendMessagesRequest = Message<"memstream.v1.AppendMessagesRequest"
  * Use `create(AppendMessagesRequestSchema)` to create a new message.
  */
 export const AppendMessagesRequestSchema: GenMessage<AppendMessagesRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 9);
+  messageDesc(file_memstream_v1_conversation_service, 10);
 
 /**
  * The messages are stored.
@@ -720,7 +827,7 @@ export type AppendMessagesResponse = Message<"memstream.v1.AppendMessagesRespons
  * Use `create(AppendMessagesResponseSchema)` to create a new message.
  */
 export const AppendMessagesResponseSchema: GenMessage<AppendMessagesResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 10);
+  messageDesc(file_memstream_v1_conversation_service, 11);
 
 /**
  * Which message to read.
@@ -755,7 +862,7 @@ export type GetMessageRequest = Message<"memstream.v1.GetMessageRequest"> & {
  * Use `create(GetMessageRequestSchema)` to create a new message.
  */
 export const GetMessageRequestSchema: GenMessage<GetMessageRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 11);
+  messageDesc(file_memstream_v1_conversation_service, 12);
 
 /**
  * The message.
@@ -776,7 +883,7 @@ export type GetMessageResponse = Message<"memstream.v1.GetMessageResponse"> & {
  * Use `create(GetMessageResponseSchema)` to create a new message.
  */
 export const GetMessageResponseSchema: GenMessage<GetMessageResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 12);
+  messageDesc(file_memstream_v1_conversation_service, 13);
 
 /**
  * Replaces a message.
@@ -811,7 +918,7 @@ export type ReplaceMessageRequest = Message<"memstream.v1.ReplaceMessageRequest"
  * Use `create(ReplaceMessageRequestSchema)` to create a new message.
  */
 export const ReplaceMessageRequestSchema: GenMessage<ReplaceMessageRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 13);
+  messageDesc(file_memstream_v1_conversation_service, 14);
 
 /**
  * The message is replaced.
@@ -832,7 +939,7 @@ export type ReplaceMessageResponse = Message<"memstream.v1.ReplaceMessageRespons
  * Use `create(ReplaceMessageResponseSchema)` to create a new message.
  */
 export const ReplaceMessageResponseSchema: GenMessage<ReplaceMessageResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 14);
+  messageDesc(file_memstream_v1_conversation_service, 15);
 
 /**
  * Numbers of messages.
@@ -853,7 +960,7 @@ export type MessageNumbers = Message<"memstream.v1.MessageNumbers"> & {
  * Use `create(MessageNumbersSchema)` to create a new message.
  */
 export const MessageNumbersSchema: GenMessage<MessageNumbers> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 15);
+  messageDesc(file_memstream_v1_conversation_service, 16);
 
 /**
  * Which messages to delete.
@@ -919,7 +1026,7 @@ export type RemoveMessagesRequest = Message<"memstream.v1.RemoveMessagesRequest"
  * Use `create(RemoveMessagesRequestSchema)` to create a new message.
  */
 export const RemoveMessagesRequestSchema: GenMessage<RemoveMessagesRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 16);
+  messageDesc(file_memstream_v1_conversation_service, 17);
 
 /**
  * The messages are gone.
@@ -947,7 +1054,7 @@ export type RemoveMessagesResponse = Message<"memstream.v1.RemoveMessagesRespons
  * Use `create(RemoveMessagesResponseSchema)` to create a new message.
  */
 export const RemoveMessagesResponseSchema: GenMessage<RemoveMessagesResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 17);
+  messageDesc(file_memstream_v1_conversation_service, 18);
 
 /**
  * Names a conversation.
@@ -982,7 +1089,7 @@ export type PopMessageRequest = Message<"memstream.v1.PopMessageRequest"> & {
  * Use `create(PopMessageRequestSchema)` to create a new message.
  */
 export const PopMessageRequestSchema: GenMessage<PopMessageRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 18);
+  messageDesc(file_memstream_v1_conversation_service, 19);
 
 /**
  * The message that was the last.
@@ -1003,7 +1110,7 @@ export type PopMessageResponse = Message<"memstream.v1.PopMessageResponse"> & {
  * Use `create(PopMessageResponseSchema)` to create a new message.
  */
 export const PopMessageResponseSchema: GenMessage<PopMessageResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 19);
+  messageDesc(file_memstream_v1_conversation_service, 20);
 
 /**
  * Names a conversation.
@@ -1031,7 +1138,7 @@ export type GetLastMessageRequest = Message<"memstream.v1.GetLastMessageRequest"
  * Use `create(GetLastMessageRequestSchema)` to create a new message.
  */
 export const GetLastMessageRequestSchema: GenMessage<GetLastMessageRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 20);
+  messageDesc(file_memstream_v1_conversation_service, 21);
 
 /**
  * Its last message.
@@ -1052,7 +1159,7 @@ export type GetLastMessageResponse = Message<"memstream.v1.GetLastMessageRespons
  * Use `create(GetLastMessageResponseSchema)` to create a new message.
  */
 export const GetLastMessageResponseSchema: GenMessage<GetLastMessageResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 21);
+  messageDesc(file_memstream_v1_conversation_service, 22);
 
 /**
  * Which conversation to watch.
@@ -1095,7 +1202,7 @@ export type WatchMessagesRequest = Message<"memstream.v1.WatchMessagesRequest"> 
  * Use `create(WatchMessagesRequestSchema)` to create a new message.
  */
 export const WatchMessagesRequestSchema: GenMessage<WatchMessagesRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 22);
+  messageDesc(file_memstream_v1_conversation_service, 23);
 
 /**
  * New messages.
@@ -1123,7 +1230,7 @@ export type WatchMessagesResponse = Message<"memstream.v1.WatchMessagesResponse"
  * Use `create(WatchMessagesResponseSchema)` to create a new message.
  */
 export const WatchMessagesResponseSchema: GenMessage<WatchMessagesResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 23);
+  messageDesc(file_memstream_v1_conversation_service, 24);
 
 /**
  * Completes a conversation.
@@ -1158,7 +1265,7 @@ export type CompleteConversationRequest = Message<"memstream.v1.CompleteConversa
  * Use `create(CompleteConversationRequestSchema)` to create a new message.
  */
 export const CompleteConversationRequestSchema: GenMessage<CompleteConversationRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 24);
+  messageDesc(file_memstream_v1_conversation_service, 25);
 
 /**
  * The conversation is completed.
@@ -1173,7 +1280,7 @@ export type CompleteConversationResponse = Message<"memstream.v1.CompleteConvers
  * Use `create(CompleteConversationResponseSchema)` to create a new message.
  */
 export const CompleteConversationResponseSchema: GenMessage<CompleteConversationResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 25);
+  messageDesc(file_memstream_v1_conversation_service, 26);
 
 /**
  * Deletes messages.
@@ -1208,7 +1315,7 @@ export type DeleteMessagesRequest = Message<"memstream.v1.DeleteMessagesRequest"
  * Use `create(DeleteMessagesRequestSchema)` to create a new message.
  */
 export const DeleteMessagesRequestSchema: GenMessage<DeleteMessagesRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 26);
+  messageDesc(file_memstream_v1_conversation_service, 27);
 
 /**
  * The messages are gone.
@@ -1229,7 +1336,7 @@ export type DeleteMessagesResponse = Message<"memstream.v1.DeleteMessagesRespons
  * Use `create(DeleteMessagesResponseSchema)` to create a new message.
  */
 export const DeleteMessagesResponseSchema: GenMessage<DeleteMessagesResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 27);
+  messageDesc(file_memstream_v1_conversation_service, 28);
 
 /**
  * Saves plans.
@@ -1271,7 +1378,7 @@ export type SavePlansRequest = Message<"memstream.v1.SavePlansRequest"> & {
  * Use `create(SavePlansRequestSchema)` to create a new message.
  */
 export const SavePlansRequestSchema: GenMessage<SavePlansRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 28);
+  messageDesc(file_memstream_v1_conversation_service, 29);
 
 /**
  * The plans as saved.
@@ -1292,7 +1399,7 @@ export type SavePlansResponse = Message<"memstream.v1.SavePlansResponse"> & {
  * Use `create(SavePlansResponseSchema)` to create a new message.
  */
 export const SavePlansResponseSchema: GenMessage<SavePlansResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 29);
+  messageDesc(file_memstream_v1_conversation_service, 30);
 
 /**
  * Which plans to list.
@@ -1348,7 +1455,7 @@ export type ListPlansRequest = Message<"memstream.v1.ListPlansRequest"> & {
  * Use `create(ListPlansRequestSchema)` to create a new message.
  */
 export const ListPlansRequestSchema: GenMessage<ListPlansRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 30);
+  messageDesc(file_memstream_v1_conversation_service, 31);
 
 /**
  * A page of plans.
@@ -1376,7 +1483,7 @@ export type ListPlansResponse = Message<"memstream.v1.ListPlansResponse"> & {
  * Use `create(ListPlansResponseSchema)` to create a new message.
  */
 export const ListPlansResponseSchema: GenMessage<ListPlansResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 31);
+  messageDesc(file_memstream_v1_conversation_service, 32);
 
 /**
  * Changes a plan.
@@ -1453,7 +1560,7 @@ export type UpdatePlanRequest = Message<"memstream.v1.UpdatePlanRequest"> & {
  * Use `create(UpdatePlanRequestSchema)` to create a new message.
  */
 export const UpdatePlanRequestSchema: GenMessage<UpdatePlanRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 32);
+  messageDesc(file_memstream_v1_conversation_service, 33);
 
 /**
  * The plan as changed.
@@ -1474,7 +1581,7 @@ export type UpdatePlanResponse = Message<"memstream.v1.UpdatePlanResponse"> & {
  * Use `create(UpdatePlanResponseSchema)` to create a new message.
  */
 export const UpdatePlanResponseSchema: GenMessage<UpdatePlanResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 33);
+  messageDesc(file_memstream_v1_conversation_service, 34);
 
 /**
  * Completes a plan.
@@ -1523,7 +1630,7 @@ export type CompletePlanRequest = Message<"memstream.v1.CompletePlanRequest"> & 
  * Use `create(CompletePlanRequestSchema)` to create a new message.
  */
 export const CompletePlanRequestSchema: GenMessage<CompletePlanRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 34);
+  messageDesc(file_memstream_v1_conversation_service, 35);
 
 /**
  * The plan as completed.
@@ -1544,7 +1651,7 @@ export type CompletePlanResponse = Message<"memstream.v1.CompletePlanResponse"> 
  * Use `create(CompletePlanResponseSchema)` to create a new message.
  */
 export const CompletePlanResponseSchema: GenMessage<CompletePlanResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 35);
+  messageDesc(file_memstream_v1_conversation_service, 36);
 
 /**
  * Removes plans.
@@ -1579,7 +1686,7 @@ export type RemovePlansRequest = Message<"memstream.v1.RemovePlansRequest"> & {
  * Use `create(RemovePlansRequestSchema)` to create a new message.
  */
 export const RemovePlansRequestSchema: GenMessage<RemovePlansRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 36);
+  messageDesc(file_memstream_v1_conversation_service, 37);
 
 /**
  * The plans are gone.
@@ -1600,7 +1707,605 @@ export type RemovePlansResponse = Message<"memstream.v1.RemovePlansResponse"> & 
  * Use `create(RemovePlansResponseSchema)` to create a new message.
  */
 export const RemovePlansResponseSchema: GenMessage<RemovePlansResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_conversation_service, 37);
+  messageDesc(file_memstream_v1_conversation_service, 38);
+
+/**
+ * Names a conversation.
+ *
+ * @generated from message memstream.v1.GetConversationRequest
+ */
+export type GetConversationRequest = Message<"memstream.v1.GetConversationRequest"> & {
+  /**
+   * The namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The conversation.
+   *
+   * @generated from field: string conversation = 2;
+   */
+  conversation: string;
+};
+
+/**
+ * Describes the message memstream.v1.GetConversationRequest.
+ * Use `create(GetConversationRequestSchema)` to create a new message.
+ */
+export const GetConversationRequestSchema: GenMessage<GetConversationRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 39);
+
+/**
+ * Its labels, counts and times.
+ *
+ * @generated from message memstream.v1.GetConversationResponse
+ */
+export type GetConversationResponse = Message<"memstream.v1.GetConversationResponse"> & {
+  /**
+   * The conversation.
+   *
+   * @generated from field: memstream.v1.Conversation conversation = 1;
+   */
+  conversation?: Conversation | undefined;
+};
+
+/**
+ * Describes the message memstream.v1.GetConversationResponse.
+ * Use `create(GetConversationResponseSchema)` to create a new message.
+ */
+export const GetConversationResponseSchema: GenMessage<GetConversationResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 40);
+
+/**
+ * Labels.
+ *
+ * @generated from message memstream.v1.ConversationLabels
+ */
+export type ConversationLabels = Message<"memstream.v1.ConversationLabels"> & {
+  /**
+   * All of them.
+   *
+   * @generated from field: map<string, string> labels = 1;
+   */
+  labels: { [key: string]: string };
+};
+
+/**
+ * Describes the message memstream.v1.ConversationLabels.
+ * Use `create(ConversationLabelsSchema)` to create a new message.
+ */
+export const ConversationLabelsSchema: GenMessage<ConversationLabels> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 41);
+
+/**
+ * Changes a conversation.
+ *
+ * @generated from message memstream.v1.UpdateConversationRequest
+ */
+export type UpdateConversationRequest = Message<"memstream.v1.UpdateConversationRequest"> & {
+  /**
+   * The namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The conversation.
+   *
+   * @generated from field: string conversation = 2;
+   */
+  conversation: string;
+
+  /**
+   * All its labels from now on; unset keeps them.
+   *
+   * @generated from field: memstream.v1.ConversationLabels labels = 3;
+   */
+  labels?: ConversationLabels | undefined;
+
+  /**
+   * Its time to live from now on; 0 for none. Unset keeps it.
+   *
+   * @generated from field: google.protobuf.Duration ttl = 4;
+   */
+  ttl?: Duration | undefined;
+
+  /**
+   * What must hold. Unset: the conversation exists.
+   *
+   * @generated from oneof memstream.v1.UpdateConversationRequest.existence
+   */
+  existence: {
+    /**
+     * Create the conversation if it does not exist.
+     *
+     * @generated from field: bool allow_missing = 5;
+     */
+    value: boolean;
+    case: "allowMissing";
+  } | {
+    /**
+     * The conversation must not exist; it is created. Otherwise the call ends with MEMORY_EXISTS.
+     *
+     * @generated from field: bool absent = 6;
+     */
+    value: boolean;
+    case: "absent";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * A repeat with the same id returns the first answer.
+   *
+   * @generated from field: string request_id = 7;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message memstream.v1.UpdateConversationRequest.
+ * Use `create(UpdateConversationRequestSchema)` to create a new message.
+ */
+export const UpdateConversationRequestSchema: GenMessage<UpdateConversationRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 42);
+
+/**
+ * The conversation as changed.
+ *
+ * @generated from message memstream.v1.UpdateConversationResponse
+ */
+export type UpdateConversationResponse = Message<"memstream.v1.UpdateConversationResponse"> & {
+  /**
+   * The conversation.
+   *
+   * @generated from field: memstream.v1.Conversation conversation = 1;
+   */
+  conversation?: Conversation | undefined;
+};
+
+/**
+ * Describes the message memstream.v1.UpdateConversationResponse.
+ * Use `create(UpdateConversationResponseSchema)` to create a new message.
+ */
+export const UpdateConversationResponseSchema: GenMessage<UpdateConversationResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 43);
+
+/**
+ * Names a conversation.
+ *
+ * @generated from message memstream.v1.DeleteConversationRequest
+ */
+export type DeleteConversationRequest = Message<"memstream.v1.DeleteConversationRequest"> & {
+  /**
+   * The namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The conversation.
+   *
+   * @generated from field: string conversation = 2;
+   */
+  conversation: string;
+
+  /**
+   * A repeat with the same id returns the first answer.
+   *
+   * @generated from field: string request_id = 3;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message memstream.v1.DeleteConversationRequest.
+ * Use `create(DeleteConversationRequestSchema)` to create a new message.
+ */
+export const DeleteConversationRequestSchema: GenMessage<DeleteConversationRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 44);
+
+/**
+ * The conversation is gone.
+ *
+ * @generated from message memstream.v1.DeleteConversationResponse
+ */
+export type DeleteConversationResponse = Message<"memstream.v1.DeleteConversationResponse"> & {
+  /**
+   * How many messages it had.
+   *
+   * @generated from field: int64 messages = 1;
+   */
+  messages: bigint;
+};
+
+/**
+ * Describes the message memstream.v1.DeleteConversationResponse.
+ * Use `create(DeleteConversationResponseSchema)` to create a new message.
+ */
+export const DeleteConversationResponseSchema: GenMessage<DeleteConversationResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 45);
+
+/**
+ * Copies a conversation.
+ *
+ * @generated from message memstream.v1.ForkConversationRequest
+ */
+export type ForkConversationRequest = Message<"memstream.v1.ForkConversationRequest"> & {
+  /**
+   * The namespace of both.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The conversation.
+   *
+   * @generated from field: string conversation = 2;
+   */
+  conversation: string;
+
+  /**
+   * The new one; MEMORY_EXISTS if it exists.
+   *
+   * @generated from field: string new_conversation = 3;
+   */
+  newConversation: string;
+
+  /**
+   * The last message to copy, with its number; 0 for all.
+   *
+   * @generated from field: int64 number = 4;
+   */
+  number: bigint;
+
+  /**
+   * A repeat with the same id returns the first answer.
+   *
+   * @generated from field: string request_id = 5;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message memstream.v1.ForkConversationRequest.
+ * Use `create(ForkConversationRequestSchema)` to create a new message.
+ */
+export const ForkConversationRequestSchema: GenMessage<ForkConversationRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 46);
+
+/**
+ * The new conversation.
+ *
+ * @generated from message memstream.v1.ForkConversationResponse
+ */
+export type ForkConversationResponse = Message<"memstream.v1.ForkConversationResponse"> & {
+  /**
+   * The conversation.
+   *
+   * @generated from field: memstream.v1.Conversation conversation = 1;
+   */
+  conversation?: Conversation | undefined;
+};
+
+/**
+ * Describes the message memstream.v1.ForkConversationResponse.
+ * Use `create(ForkConversationResponseSchema)` to create a new message.
+ */
+export const ForkConversationResponseSchema: GenMessage<ForkConversationResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 47);
+
+/**
+ * Names a state document.
+ *
+ * @generated from message memstream.v1.GetStateRequest
+ */
+export type GetStateRequest = Message<"memstream.v1.GetStateRequest"> & {
+  /**
+   * The namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * Its scope.
+   *
+   * @generated from field: memstream.v1.StateScope scope = 2;
+   */
+  scope: StateScope;
+
+  /**
+   * Its name in the scope.
+   *
+   * @generated from field: string name = 3;
+   */
+  name: string;
+};
+
+/**
+ * Describes the message memstream.v1.GetStateRequest.
+ * Use `create(GetStateRequestSchema)` to create a new message.
+ */
+export const GetStateRequestSchema: GenMessage<GetStateRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 48);
+
+/**
+ * The state document.
+ *
+ * @generated from message memstream.v1.GetStateResponse
+ */
+export type GetStateResponse = Message<"memstream.v1.GetStateResponse"> & {
+  /**
+   * The document.
+   *
+   * @generated from field: memstream.v1.State state = 1;
+   */
+  state?: State | undefined;
+};
+
+/**
+ * Describes the message memstream.v1.GetStateResponse.
+ * Use `create(GetStateResponseSchema)` to create a new message.
+ */
+export const GetStateResponseSchema: GenMessage<GetStateResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 49);
+
+/**
+ * Writes a state document.
+ *
+ * @generated from message memstream.v1.SetStateRequest
+ */
+export type SetStateRequest = Message<"memstream.v1.SetStateRequest"> & {
+  /**
+   * The namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * Its scope.
+   *
+   * @generated from field: memstream.v1.StateScope scope = 2;
+   */
+  scope: StateScope;
+
+  /**
+   * Its name in the scope.
+   *
+   * @generated from field: string name = 3;
+   */
+  name: string;
+
+  /**
+   * JSON of any kind.
+   *
+   * @generated from field: string document = 4;
+   */
+  document: string;
+
+  /**
+   * What must hold, or nothing is written. Unset: anything.
+   *
+   * @generated from oneof memstream.v1.SetStateRequest.precondition
+   */
+  precondition: {
+    /**
+     * The etag that was read. Otherwise the call ends with ETAG_MISMATCH.
+     *
+     * @generated from field: string etag = 5;
+     */
+    value: string;
+    case: "etag";
+  } | {
+    /**
+     * There is no such document. Otherwise the call ends with ETAG_MISMATCH.
+     *
+     * @generated from field: bool absent = 6;
+     */
+    value: boolean;
+    case: "absent";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * A repeat with the same id returns the first answer.
+   *
+   * @generated from field: string request_id = 7;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message memstream.v1.SetStateRequest.
+ * Use `create(SetStateRequestSchema)` to create a new message.
+ */
+export const SetStateRequestSchema: GenMessage<SetStateRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 50);
+
+/**
+ * The state document is written.
+ *
+ * @generated from message memstream.v1.SetStateResponse
+ */
+export type SetStateResponse = Message<"memstream.v1.SetStateResponse"> & {
+  /**
+   * The document, without its text.
+   *
+   * @generated from field: memstream.v1.State state = 1;
+   */
+  state?: State | undefined;
+};
+
+/**
+ * Describes the message memstream.v1.SetStateResponse.
+ * Use `create(SetStateResponseSchema)` to create a new message.
+ */
+export const SetStateResponseSchema: GenMessage<SetStateResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 51);
+
+/**
+ * Names a state document.
+ *
+ * @generated from message memstream.v1.DeleteStateRequest
+ */
+export type DeleteStateRequest = Message<"memstream.v1.DeleteStateRequest"> & {
+  /**
+   * The namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * Its scope.
+   *
+   * @generated from field: memstream.v1.StateScope scope = 2;
+   */
+  scope: StateScope;
+
+  /**
+   * Its name in the scope.
+   *
+   * @generated from field: string name = 3;
+   */
+  name: string;
+
+  /**
+   * A repeat with the same id returns the first answer.
+   *
+   * @generated from field: string request_id = 4;
+   */
+  requestId: string;
+};
+
+/**
+ * Describes the message memstream.v1.DeleteStateRequest.
+ * Use `create(DeleteStateRequestSchema)` to create a new message.
+ */
+export const DeleteStateRequestSchema: GenMessage<DeleteStateRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 52);
+
+/**
+ * The state document is gone.
+ *
+ * @generated from message memstream.v1.DeleteStateResponse
+ */
+export type DeleteStateResponse = Message<"memstream.v1.DeleteStateResponse"> & {
+  /**
+   * Whether there was one.
+   *
+   * @generated from field: bool deleted = 1;
+   */
+  deleted: boolean;
+};
+
+/**
+ * Describes the message memstream.v1.DeleteStateResponse.
+ * Use `create(DeleteStateResponseSchema)` to create a new message.
+ */
+export const DeleteStateResponseSchema: GenMessage<DeleteStateResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 53);
+
+/**
+ * Names a user.
+ *
+ * @generated from message memstream.v1.EraseUserRequest
+ */
+export type EraseUserRequest = Message<"memstream.v1.EraseUserRequest"> & {
+  /**
+   * The namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * The value of the label `user`, and the name of the user's state.
+   *
+   * @generated from field: string user = 2;
+   */
+  user: string;
+};
+
+/**
+ * Describes the message memstream.v1.EraseUserRequest.
+ * Use `create(EraseUserRequestSchema)` to create a new message.
+ */
+export const EraseUserRequestSchema: GenMessage<EraseUserRequest> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 54);
+
+/**
+ * Nothing of the user's conversations and state is stored.
+ *
+ * @generated from message memstream.v1.EraseUserResponse
+ */
+export type EraseUserResponse = Message<"memstream.v1.EraseUserResponse"> & {
+  /**
+   * How many conversations were deleted.
+   *
+   * @generated from field: int64 conversations = 1;
+   */
+  conversations: bigint;
+
+  /**
+   * Whether there was a state document.
+   *
+   * @generated from field: bool state = 2;
+   */
+  state: boolean;
+};
+
+/**
+ * Describes the message memstream.v1.EraseUserResponse.
+ * Use `create(EraseUserResponseSchema)` to create a new message.
+ */
+export const EraseUserResponseSchema: GenMessage<EraseUserResponse> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_conversation_service, 55);
+
+/**
+ * To what a state document belongs.
+ *
+ * @generated from enum memstream.v1.StateScope
+ */
+export enum StateScope {
+  /**
+   * Invalid.
+   *
+   * @generated from enum value: STATE_SCOPE_UNSPECIFIED = 0;
+   */
+  UNSPECIFIED = 0,
+
+  /**
+   * An application; the name is that of the application.
+   *
+   * @generated from enum value: STATE_SCOPE_APP = 1;
+   */
+  APP = 1,
+
+  /**
+   * A user; the name is the user's.
+   *
+   * @generated from enum value: STATE_SCOPE_USER = 2;
+   */
+  USER = 2,
+
+  /**
+   * A session; the name is that of its conversation, with which it is deleted.
+   *
+   * @generated from enum value: STATE_SCOPE_SESSION = 3;
+   */
+  SESSION = 3,
+}
+
+/**
+ * Describes the enum memstream.v1.StateScope.
+ */
+export const StateScopeSchema: GenEnum<StateScope> = /*@__PURE__*/
+  enumDesc(file_memstream_v1_conversation_service, 0);
 
 /**
  * The state of a plan.
@@ -1662,12 +2367,12 @@ export enum PlanState {
  * Describes the enum memstream.v1.PlanState.
  */
 export const PlanStateSchema: GenEnum<PlanState> = /*@__PURE__*/
-  enumDesc(file_memstream_v1_conversation_service, 0);
+  enumDesc(file_memstream_v1_conversation_service, 1);
 
 /**
  * Messages and plans of conversations, in a namespace. They are not part of a memory's tiers. The first message or plan
- * starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation and
- * WatchMessages answer CONVERSATION_NOT_FOUND.
+ * starts a conversation; until then all rpcs but AppendMessage, AppendMessages, SavePlans, CompleteConversation,
+ * WatchMessages, UpdateConversation, SetState and those of lists answer CONVERSATION_NOT_FOUND.
  *
  * @generated from service memstream.v1.ConversationService
  */
@@ -1683,7 +2388,7 @@ export const ConversationService: GenService<{
     output: typeof AppendMessageResponseSchema;
   },
   /**
-   * Lists a namespace's conversations by name.
+   * Lists a namespace's conversations by name, or those with the latest change first.
    *
    * @generated from rpc memstream.v1.ConversationService.ListConversations
    */
@@ -1791,6 +2496,86 @@ export const ConversationService: GenService<{
     methodKind: "unary";
     input: typeof PopMessageRequestSchema;
     output: typeof PopMessageResponseSchema;
+  },
+  /**
+   * Reads a conversation's labels, counts and times.
+   *
+   * @generated from rpc memstream.v1.ConversationService.GetConversation
+   */
+  getConversation: {
+    methodKind: "unary";
+    input: typeof GetConversationRequestSchema;
+    output: typeof GetConversationResponseSchema;
+  },
+  /**
+   * Sets a conversation's labels and its time to live; creates it on request.
+   *
+   * @generated from rpc memstream.v1.ConversationService.UpdateConversation
+   */
+  updateConversation: {
+    methodKind: "unary";
+    input: typeof UpdateConversationRequestSchema;
+    output: typeof UpdateConversationResponseSchema;
+  },
+  /**
+   * Deletes a conversation with its messages, plans and state. A new one may take its name.
+   *
+   * @generated from rpc memstream.v1.ConversationService.DeleteConversation
+   */
+  deleteConversation: {
+    methodKind: "unary";
+    input: typeof DeleteConversationRequestSchema;
+    output: typeof DeleteConversationResponseSchema;
+  },
+  /**
+   * Copies a conversation up to a message, with labels, time to live and state, to a new one.
+   *
+   * @generated from rpc memstream.v1.ConversationService.ForkConversation
+   */
+  forkConversation: {
+    methodKind: "unary";
+    input: typeof ForkConversationRequestSchema;
+    output: typeof ForkConversationResponseSchema;
+  },
+  /**
+   * Reads a state document.
+   *
+   * @generated from rpc memstream.v1.ConversationService.GetState
+   */
+  getState: {
+    methodKind: "unary";
+    input: typeof GetStateRequestSchema;
+    output: typeof GetStateResponseSchema;
+  },
+  /**
+   * Writes a state document. That of a session creates the conversation if necessary.
+   *
+   * @generated from rpc memstream.v1.ConversationService.SetState
+   */
+  setState: {
+    methodKind: "unary";
+    input: typeof SetStateRequestSchema;
+    output: typeof SetStateResponseSchema;
+  },
+  /**
+   * Deletes a state document.
+   *
+   * @generated from rpc memstream.v1.ConversationService.DeleteState
+   */
+  deleteState: {
+    methodKind: "unary";
+    input: typeof DeleteStateRequestSchema;
+    output: typeof DeleteStateResponseSchema;
+  },
+  /**
+   * Erases a user's state document and all conversations with the label `user` of that value, from the files, too.
+   *
+   * @generated from rpc memstream.v1.ConversationService.EraseUser
+   */
+  eraseUser: {
+    methodKind: "unary";
+    input: typeof EraseUserRequestSchema;
+    output: typeof EraseUserResponseSchema;
   },
   /**
    * Saves plans together.

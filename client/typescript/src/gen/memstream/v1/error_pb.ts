@@ -145,7 +145,7 @@ export enum ErrorReason {
   OPERATION_NOT_FOUND = 8,
 
   /**
-   * There is no such conversation, message or plan.
+   * There is no such conversation, message, plan or state document.
    *
    * @generated from enum value: ERROR_REASON_CONVERSATION_NOT_FOUND = 9;
    */

@@ -1,7 +1,7 @@
 """Bytes of each namespace: also those of memories, producers, operations, conflicts and conversations.
 
-The triggers are made again, and all rows are counted again: slice by slice after this migration, in transactions of
-their own, because a read of all rows takes long (byte_counts.py).
+The triggers are removed: migration 0020 makes them again. All rows are counted again: slice by slice after the
+migrations, in transactions of their own, because a read of all rows takes long (byte_counts.py).
 """
 
 import json
@@ -9,10 +9,8 @@ import json
 import sqlalchemy as sa
 from alembic import op
 
-from memstream_server.adapters.journal.sql.byte_counts import COUNTED, UNCOUNTED, list_removals, list_triggers
+from memstream_server.adapters.journal.sql.byte_counts import COUNTED, UNCOUNTED, list_removals
 
-LATER = ("message_bodies",)
-"""Tables of later migrations, which make their triggers."""
 revision = "0018"
 down_revision = "0017"
 branch_labels = None
@@ -27,5 +25,3 @@ def upgrade() -> None:
     connection.exec_driver_sql("DELETE FROM namespace_bytes")
     mark = {"name": UNCOUNTED, "value": json.dumps([next(iter(COUNTED)), None])}
     connection.execute(sa.text("INSERT INTO meta (name, value) VALUES (:name, :value)"), mark)
-    for statement in list_triggers(connection.dialect.name, LATER):
-        connection.exec_driver_sql(statement)

@@ -3,8 +3,6 @@
 import sqlalchemy as sa
 from alembic import op
 
-from memstream_server.adapters.journal.sql.byte_counts import list_counters
-
 revision = "0019"
 down_revision = "0018"
 branch_labels = None
@@ -36,7 +34,4 @@ def upgrade() -> None:
         sa.Column("key", BIG_KEY, primary_key=True, autoincrement=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
     )
-    connection = op.get_bind()
-    connection.execute(_COUNT)
-    for statement in list_counters(connection.dialect.name, ["message_bodies"]):
-        connection.exec_driver_sql(statement)
+    op.get_bind().execute(_COUNT)

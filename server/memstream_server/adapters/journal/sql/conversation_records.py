@@ -1,0 +1,309 @@
+"""Conversations as wholes, and state documents: list, label, expire, fork, erase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    case,
+    cast,
+    delete,
+    insert,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+
+from memstream_server.adapters.journal.sql import codec, messages
+from memstream_server.adapters.journal.sql.schema import (
+    conversation_labels,
+    conversations,
+    key_range,
+    message_bodies,
+    plans,
+    requests,
+    row_key,
+    states,
+)
+from memstream_server.adapters.journal.sql.schema import messages as message_rows
+from memstream_server.ports.conversation_records import (
+    USER_LABEL,
+    ConversationChange,
+    ConversationQuery,
+    ConversationRecord,
+    State,
+    StateDiffers,
+    StateName,
+    StateScope,
+)
+from memstream_server.ports.conversations import ConversationExists, ConversationName, Details, NotThere
+from memstream_server.ports.journal.records import Labels
+
+_LAST = "\U0010ffff"
+"""Above every character of a name."""
+_ANSWERS_TO = (
+    "AppendMessageRequest",
+    "PopMessageRequest",
+    "ReplaceMessageRequest",
+    "SetStateRequest",
+    "UpdateConversationRequest",
+    "ForkConversationRequest",
+    "SavePlansRequest",
+    "UpdatePlanRequest",
+    "CompletePlanRequest",
+)
+"""Requests whose stored answers have what a user said, or name the user."""
+
+
+# ---- conversations
+
+
+def get_record(connection: Connection, conversation: ConversationName) -> ConversationRecord:
+    return _decode_row(messages.get_row(connection, conversation))
+
+
+def list_records(connection: Connection, query: ConversationQuery) -> list[ConversationRecord]:
+    table = conversations.c
+    wanted: list[ColumnElement[bool]] = [table.namespace == query.namespace]
+    if query.prefix:
+        wanted.append(table.name.between(query.prefix, query.prefix + _LAST))
+    statement = select(conversations)
+    for label in query.labels:  # the first index read is that of a label: a user has few of a namespace's conversations
+        found = conversation_labels.alias()
+        statement = statement.join(found, found.c.conversation == table.number)
+        wanted += [found.c.namespace == query.namespace, found.c.label == codec.hash_label(label)]
+    order: tuple[ColumnElement[Any], ...] = (table.name,)
+    if query.latest_first:
+        order = (table.update_time_us.desc(), table.number.desc())
+        if query.before is not None:
+            update_time_us, number = query.before
+            wanted.append(table.update_time_us <= update_time_us)
+            wanted.append(or_(table.update_time_us < update_time_us, table.number < number))
+    else:
+        wanted.append(table.name > query.after_name)
+    statement = statement.where(*wanted).order_by(*order).limit(query.limit)
+    return [_decode_row(row) for row in connection.execute(statement)]
+
+
+def update_record(
+    connection: Connection, conversation: ConversationName, change: ConversationChange, now_us: int
+) -> ConversationRecord:
+    row = messages.find_row(connection, conversation, lock=True)
+    if row is None:
+        if not (change.allow_missing or change.absent):
+            raise NotThere(f"there is no conversation {conversation}", conversation)
+        row = messages.create_row(connection, conversation.namespace, conversation.name, now_us)
+    elif change.absent:
+        raise ConversationExists(conversation)
+    if change.labels is not None:
+        _put_labels(connection, conversation.namespace, row.number, change.labels)
+    values: dict[str, Any] = {} if change.ttl_us is None else {"ttl_us": change.ttl_us or None}
+    if values:
+        connection.execute(update(conversations).where(conversations.c.number == row.number).values(values))
+    messages.touch_row(connection, row.number, now_us)
+    return get_record(connection, conversation)
+
+
+def delete_record(connection: Connection, conversation: ConversationName) -> int:
+    row = messages.get_row(connection, conversation, lock=True)
+    return _delete_row(connection, row)
+
+
+def fork_record(
+    connection: Connection, source: ConversationName, target: ConversationName, last: int | None, now_us: int
+) -> ConversationRecord:
+    old = messages.get_row(connection, source)
+    if messages.find_row(connection, target) is not None:
+        raise ConversationExists(target)
+    new = messages.create_row(connection, target.namespace, target.name, now_us)
+    low, high = key_range(old.number)
+    high = high if last is None else row_key(old.number, last)
+    if last is not None:
+        messages.check_there(connection, source, old.number, last)
+    moved = row_key(new.number, 0) - row_key(old.number, 0)
+    count = _copy_messages(connection, low, high, moved, new.number)
+    numbers = min(old.last_number, last or old.last_number)
+    messages.update_row(
+        connection, new.number, last_number=numbers, message_count=count, message_time_us=old.message_time_us
+    )
+    labels = _decode_labels(old.labels)
+    _put_labels(connection, target.namespace, new.number, labels)
+    if old.ttl_us is not None:
+        messages.update_row(connection, new.number, ttl_us=old.ttl_us)
+    _copy_state(connection, source, target, now_us)
+    messages.touch_row(connection, new.number, now_us)
+    return get_record(connection, target)
+
+
+def prune_expired(connection: Connection, now_us: int, limit: int) -> int:
+    due = select(conversations).where(conversations.c.expire_time_us <= now_us)
+    rows = connection.execute(due.order_by(conversations.c.expire_time_us).limit(limit)).all()
+    for row in rows:
+        _delete_row(connection, row)
+    return len(rows)
+
+
+def erase_user(connection: Connection, namespace: str, user: str, limit: int) -> int:
+    """Delete at most `limit` of the user's conversations, with the stored answers that have something of them."""
+    labelled = (conversation_labels.c.namespace == namespace) & (
+        conversation_labels.c.label == codec.hash_label((USER_LABEL, user))
+    )
+    numbers = select(conversation_labels.c.conversation).where(labelled).limit(limit)
+    rows = connection.execute(select(conversations).where(conversations.c.number.in_(numbers))).all()
+    for row in rows:
+        _delete_row(connection, row)
+    if rows:
+        _empty_answers(connection, namespace, [row.name for row in rows])
+    return len(rows)
+
+
+def erase_user_state(connection: Connection, namespace: str, user: str) -> bool:
+    _empty_answers(connection, namespace, [user])
+    return delete_state(connection, StateName(namespace, StateScope.USER, user))
+
+
+def _delete_row(connection: Connection, row: Row[Any]) -> int:
+    count = messages.delete_range(connection, row.number)
+    connection.execute(delete(plans).where(plans.c.key.between(*key_range(row.number))))
+    connection.execute(delete(conversation_labels).where(conversation_labels.c.conversation == row.number))
+    delete_state(connection, StateName(row.namespace, StateScope.SESSION, row.name))
+    connection.execute(delete(conversations).where(conversations.c.number == row.number))
+    return count
+
+
+def _put_labels(connection: Connection, namespace: str, number: int, labels: Labels) -> None:
+    connection.execute(delete(conversation_labels).where(conversation_labels.c.conversation == number))
+    rows = [{"namespace": namespace, "label": codec.hash_label(one), "conversation": number} for one in labels]
+    if rows:
+        connection.execute(insert(conversation_labels), rows)
+    values = {"labels": codec.encode_labels(labels) if labels else ""}
+    connection.execute(update(conversations).where(conversations.c.number == number).values(values))
+
+
+def _copy_messages(connection: Connection, low: int, high: int, moved: int, number: int) -> int:
+    rows, bodies = message_rows.c, message_bodies.c
+    owner = case((rows.client_id.is_not(None), cast(number, BigInteger)))
+    copied = select(
+        rows.key + moved, rows.sender, rows.receiver, rows.current_goal, rows.payload, owner, rows.client_id
+    ).where(rows.key.between(low, high))
+    names = ["key", "sender", "receiver", "current_goal", "payload", "conversation", "client_id"]
+    count = connection.execute(insert(message_rows).from_select(names, copied)).rowcount
+    copied_bodies = select(bodies.key + moved, bodies.body).where(bodies.key.between(low, high))
+    connection.execute(insert(message_bodies).from_select(["key", "body"], copied_bodies))
+    return count
+
+
+def _decode_labels(text: str) -> Labels:
+    return codec.decode_labels(text) if text else ()
+
+
+def _decode_row(row: Row[Any]) -> ConversationRecord:
+    return ConversationRecord(
+        ConversationName(row.namespace, row.name),
+        row.number,
+        _decode_labels(row.labels),
+        row.ttl_us,
+        row.expire_time_us,
+        row.message_count,
+        row.last_number,
+        bool(row.completed),
+        row.create_time_us,
+        row.update_time_us,
+    )
+
+
+def _empty_answers(connection: Connection, namespace: str, names: Sequence[str]) -> None:
+    """Empty the stored answers that name a conversation or the user: a repeat then ends with an error."""
+    wanted = [name.encode() for name in names]
+    for kind in _ANSWERS_TO:
+        first = f"{namespace}\n{kind}\n"
+        kept = select(requests.c.request, requests.c.response).where(requests.c.request.between(first, first + _LAST))
+        for request, response in connection.execute(kept).all():
+            if any(name in response for name in wanted):
+                emptied = update(requests).where(requests.c.request == request)
+                connection.execute(emptied.values(digest=b"", response=b""))
+
+
+def put_details(connection: Connection, conversation: ConversationName, number: int, details: Details) -> None:
+    """What an imported conversation has besides messages and plans."""
+    _put_labels(connection, conversation.namespace, number, details.labels)
+    messages.update_row(connection, number, ttl_us=details.ttl_us)
+    if details.state is not None:
+        named = StateName(conversation.namespace, StateScope.SESSION, conversation.name)
+        set_state(connection, named, details.state, None, details.update_time_us)
+    messages.touch_row(connection, number, details.update_time_us)
+
+
+def read_details(connection: Connection, row: Row[Any]) -> Details:
+    """What `put_details` writes, of a row of `conversations`."""
+    named = _is_named(StateName(row.namespace, StateScope.SESSION, row.name))
+    state = connection.execute(select(states.c.document).where(named)).scalar_one_or_none()
+    document = None if state is None else bytes(state)
+    return Details(_decode_labels(row.labels), row.ttl_us, row.update_time_us, document)
+
+
+# ---- state
+
+
+def _is_named(name: StateName) -> ColumnElement[bool]:
+    return and_(states.c.namespace == name.namespace, states.c.scope == name.scope.value, states.c.name == name.name)
+
+
+def get_state(connection: Connection, name: StateName) -> State:
+    row = connection.execute(select(states).where(_is_named(name))).one_or_none()
+    if row is None:
+        text = f"there is no state of the {name.scope.value} {name.name}"
+        raise NotThere(text, ConversationName(name.namespace, name.name))
+    return State(bytes(row.document), row.version, row.update_time_us)
+
+
+def list_states(
+    connection: Connection, namespace: str, after: tuple[str, str], limit: int
+) -> list[tuple[StateName, State]]:
+    place = tuple_(states.c.scope, states.c.name)
+    wanted = (states.c.namespace == namespace) & (place > after) & (states.c.scope != StateScope.SESSION.value)
+    rows = connection.execute(select(states).where(wanted).order_by(states.c.scope, states.c.name).limit(limit))
+    return [
+        (
+            StateName(namespace, StateScope(row.scope), row.name),
+            State(bytes(row.document), row.version, row.update_time_us),
+        )
+        for row in rows
+    ]
+
+
+def set_state(connection: Connection, name: StateName, document: bytes, version: int | None, now_us: int) -> State:
+    if name.scope is StateScope.SESSION:
+        row = messages.get_or_create(connection, ConversationName(name.namespace, name.name), now_us)
+        messages.touch_row(connection, row.number, now_us)
+    place = select(states.c.version).where(_is_named(name)).with_for_update()
+    present = connection.execute(place).scalar_one_or_none()
+    if version is not None and version != (present or 0):
+        raise StateDiffers("the state was written since", present or 0)
+    made = max(now_us, (present or 0) + 1)
+    values = {"version": made, "update_time_us": now_us, "document": document}
+    if present is None:
+        named = {"namespace": name.namespace, "scope": name.scope.value, "name": name.name}
+        connection.execute(insert(states), named | values)
+    else:
+        connection.execute(update(states).where(_is_named(name)).values(values))
+    return State(document, made, now_us)
+
+
+def delete_state(connection: Connection, name: StateName) -> bool:
+    return connection.execute(delete(states).where(_is_named(name))).rowcount > 0
+
+
+def _copy_state(connection: Connection, source: ConversationName, target: ConversationName, now_us: int) -> None:
+    old = connection.execute(
+        select(states.c.document).where(_is_named(StateName(source.namespace, StateScope.SESSION, source.name)))
+    ).scalar_one_or_none()
+    if old is not None:
+        set_state(connection, StateName(target.namespace, StateScope.SESSION, target.name), bytes(old), None, now_us)

@@ -1,0 +1,144 @@
+"""Conversations as wholes: labels, time to live, forks, and state documents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from memstream_server.ports.conversations import AnswerOf, ConversationName, ConversationStore
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.records import Labels
+
+USER_LABEL = "user"
+"""The label by which the conversations of a user are found."""
+
+
+class StateDiffers(JournalError):
+    """The state document is not the one of the precondition. `version`: the present one; 0: there is none."""
+
+    def __init__(self, text: str, version: int) -> None:
+        super().__init__(text)
+        self.version = version
+
+
+class StateScope(StrEnum):
+    """To what a state document belongs."""
+
+    APP = "app"
+    USER = "user"
+    SESSION = "session"
+
+
+@dataclass(frozen=True, slots=True)
+class StateName:
+    """A state document by its place. Of a session, `name` is that of its conversation."""
+
+    namespace: str
+    scope: StateScope
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A state document: JSON in UTF-8, and the number of its write."""
+
+    document: bytes
+    version: int
+    update_time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationRecord:
+    """What a conversation is."""
+
+    conversation: ConversationName
+    number: int
+    """Of the conversation in the store."""
+    labels: Labels
+    ttl_us: int | None
+    expire_time_us: int | None
+    message_count: int
+    last_number: int
+    completed: bool
+    create_time_us: int
+    update_time_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationQuery:
+    """Which conversations to list: by name, or the latest first. `labels`: they have each."""
+
+    namespace: str
+    limit: int
+    prefix: str = ""
+    labels: Labels = ()
+    after_name: str = ""
+    latest_first: bool = False
+    before: tuple[int, int] | None = None
+    """With `latest_first`: continue below this (update time, number)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationChange:
+    """Labels and time to live to set; None keeps them, a `ttl_us` of 0 ends it."""
+
+    labels: Labels | None = None
+    ttl_us: int | None = None
+    allow_missing: bool = False
+    absent: bool = False
+    """Create it. ConversationExists if it exists."""
+
+
+class SessionStore(ConversationStore, Protocol):
+    """The contract of ConversationStore holds. Methods raise NotThere."""
+
+    async def get_conversation(self, conversation: ConversationName) -> ConversationRecord: ...
+
+    async def list_conversations(self, query: ConversationQuery) -> list[ConversationRecord]: ...
+
+    async def update_conversation(
+        self,
+        conversation: ConversationName,
+        change: ConversationChange,
+        now_us: int,
+        answer: AnswerOf[ConversationRecord] = None,
+    ) -> ConversationRecord: ...
+
+    async def delete_conversation(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
+        """With messages, plans and state. How many messages it had."""
+        ...
+
+    async def fork_conversation(
+        self,
+        source: ConversationName,
+        target: ConversationName,
+        number: int | None,
+        now_us: int,
+        answer: AnswerOf[ConversationRecord] = None,
+    ) -> ConversationRecord:
+        """Copy all up to message `number`. Raises ConversationExists."""
+        ...
+
+    async def get_state(self, name: StateName) -> State: ...
+
+    async def set_state(
+        self, name: StateName, document: bytes, version: int | None, now_us: int, answer: AnswerOf[State] = None
+    ) -> State:
+        """`version`: that of the document to replace, 0 for none; None: any. Raises StateDiffers."""
+        ...
+
+    async def list_states(self, namespace: str, after: tuple[str, str], limit: int) -> list[tuple[StateName, State]]:
+        """Those of apps and users with (scope, name) above `after`, in that order."""
+        ...
+
+    async def delete_state(self, name: StateName, answer: AnswerOf[bool] = None) -> bool: ...
+
+    async def erase_user(self, namespace: str, user: str) -> tuple[int, bool]:
+        """Delete the conversations with the label `user`, and the user's state; how many, and whether there was one.
+        Stored answers that name one of them are emptied. In several writes: one that raises has erased some."""
+        ...
+
+    async def prune_conversations(self, now_us: int, limit: int) -> int:
+        """Delete at most so many that have expired; how many."""
+        ...
