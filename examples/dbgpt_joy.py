@@ -1,6 +1,6 @@
 """Joy, a DB-GPT agent with its memory on a server. Start `memstream serve` first.
 
-It needs `pip install '.[dbgpt]' openai` (Python 3.11) and a model with OpenAI's interface, configured by
+It needs `pip install '.[dbgpt]'` (Python 3.11) and a model with OpenAI's interface, configured by
 OPENAI_API_BASE, OPENAI_API_KEY and OPENAI_MODEL. Each argument after the server's address is a question. Run it twice:
 the second Joy remembers what the first one learned.
 """

@@ -62,6 +62,8 @@ def test_page_of_another_origin_is_refused(http_server: Server) -> None:
     assert call(address, origin="https://evil.example").status_code == 403
     assert call(address, origin="null").status_code == 403
     assert call(address, origin=f"http://{address}").status_code == 200
+    assert call(address, origin=f"https://{address}").status_code == 200, "the page came through a proxy with TLS"
+    assert call(address, origin=f"https://{address.rpartition(':')[0]}").status_code == 403
 
 
 @pytest.mark.parametrize(

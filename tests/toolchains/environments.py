@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from tests.toolchains.programs import CACHE, Absent, alone
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL_S = 900
 RUN_S = 300
+_VERSION = re.compile(r"^[\w.-]+==[^\\\n]*", re.MULTILINE)
+"""A locked version with its marker, without hashes."""
 
 
 def variables_for(home: Path) -> dict[str, str]:
@@ -26,12 +29,17 @@ def variables_for(home: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The packages locked in FOLDER/NAME.txt, and memstream if set. `only` is the Python version that has wheels."""
+    """The packages locked in FOLDER/NAME.txt, and memstream if set. `only` is the Python version that has wheels.
+
+    With `extras` (such as "server,agent") it has what `pip install '.[EXTRAS]'` installs in a clone, nothing else;
+    FOLDER/NAME.txt has the versions alone.
+    """
 
     name: str
     only: str = ""
     folder: Path = ROOT / "requirements"
     memstream: bool = True
+    extras: str = ""
 
     @property
     def requirements(self) -> Path:
@@ -40,8 +48,10 @@ class Environment:
 
     def python(self) -> Path:
         """Returns its interpreter; creates the environment if the requirements are new. Raises Absent."""
-        digest = hashlib.sha256(self.requirements.read_bytes()).hexdigest()[:12]
-        folder = CACHE / f"{self.name}-{digest}"
+        asked = self.requirements.read_bytes()
+        if self.extras:
+            asked += (ROOT / "pyproject.toml").read_bytes()
+        folder = CACHE / "-".join(filter(None, (self.name, self.extras, hashlib.sha256(asked).hexdigest()[:12])))
         with alone(folder.name):
             return self._find_in(folder)
 
@@ -52,6 +62,12 @@ class Environment:
         shutil.rmtree(folder, ignore_errors=True)  # of an interrupted installation
         self._install([self._base(), "-m", "venv", str(folder)])
         pip = [str(found), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir"]
+        if self.extras:
+            versions = folder / "versions.txt"
+            versions.write_text("\n".join(_VERSION.findall(self.requirements.read_text("utf-8"))), "utf-8")
+            self._install([*pip, "--constraint", str(versions), "--editable", f"{ROOT}[{self.extras}]"])
+            done.touch()
+            return found
         self._install([*pip, "--require-hashes", "--requirement", str(self.requirements)])
         if self.memstream:
             self._install([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)])

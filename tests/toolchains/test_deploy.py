@@ -148,7 +148,7 @@ def test_every_expression_is_valid_promql() -> None:
 # ---- Envoy
 
 
-@pytest.mark.parametrize("name", ["envoy.yaml", "browsers.yaml"])
+@pytest.mark.parametrize("name", ["envoy.yaml", "browsers.yaml", "console.yaml"])
 def test_envoy_accepts_its_configuration(name: str) -> None:
     envoy = find_or_skip(deploying.find_envoy)
     deploying.write_descriptors()

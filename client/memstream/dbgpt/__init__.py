@@ -7,7 +7,7 @@
     )
     joy = await JoyAgent().bind(context).bind(LLMConfig(llm_client=llm)).bind(memory).build()
 
-`AgentMemory`, agents and everything else are DB-GPT's (0.8), which the extra `memstream[dbgpt]` installs. Failed calls
+`AgentMemory`, agents and everything else are DB-GPT's (0.8), which the extra `dbgpt` installs. Failed calls
 raise a MemstreamError (see memstream.errors).
 
 Modules:

@@ -5,7 +5,7 @@
     store.put(("users", "bob"), "name", {"text": "Bob likes plays about trains"})
     store.search(("users",), query="what does he like?")
 
-The extra `memstream[langgraph]` installs `langgraph.store.base`. Failed calls raise a MemstreamError (see
+The extra `langgraph` installs `langgraph.store.base`. Failed calls raise a MemstreamError (see
 memstream.errors).
 
 Modules:

@@ -7,7 +7,7 @@ They call a running server:
         await serve_stdio(mcp_server(client, "demo/joy"))
 
 A tool that fails returns an error with advice, and the connection stays open. This package needs the extra
-`memstream[mcp]`; the command `memstream mcp` serves the same tools.
+`mcp`; the command `memstream mcp` serves the same tools.
 
 Modules:
 tools: the eight tools.

@@ -24,6 +24,7 @@ HOSTILE = [SCRIPT, OVERRIDE, CHINESE, ARABIC, LONG, "javascript:alert(1)"]
 VIEWS = [
     "",
     "memories",
+    "namespace/shop",
     "m/shop/every",
     "m/shop/every/live",
     "m/shop/every/recall",

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,13 @@ import pytest_asyncio
 import memstream
 from memstream_server.rpc.access import keys
 from tests.server.conftest import QUICK
+from tests.support.certificates import Authority
+from tests.support.fake_openai import FakeOpenAI, Fault
 from tests.support.server import ServerProcess, free_address
+from tests.toolchains import deploying
 from tests.toolchains.console.conftest import WAIT_MS, Console, Visit
+from tests.toolchains.envoy import Envoy
+from tests.toolchains.programs import Absent
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.asyncio(loop_scope="session")]
 TABS = 9
@@ -134,6 +139,89 @@ async def copied(page: Any, language: str, call: str) -> str:
     await box.get_by_label("Call").select_option(label=call)
     await box.get_by_label("Language").select_option(language)
     return str(await box.locator("pre").text_content())
+
+
+async def test_nine_live_tabs_stream_over_one_http2_connection(console: Console, tmp_path: Path) -> None:
+    """Through Envoy with deploy/envoy/console.yaml; without it tabs beyond three streams read in turns."""
+    try:
+        envoy_program = await asyncio.to_thread(deploying.find_envoy)
+    except Absent as absent:
+        pytest.skip(str(absent))
+    certificate, key = Authority(tmp_path).issue("console")
+
+    def use_certificate(configuration: dict[str, Any]) -> None:
+        (chain,) = configuration["static_resources"]["listeners"][0]["filter_chains"]
+        tls = chain["transport_socket"]["typed_config"]["common_tls_context"]
+        files = {"certificate_chain": certificate, "private_key": key}
+        tls["tls_certificates"] = [{name: {"filename": str(path)} for name, path in files.items()}]
+
+    memory = await console.client.create_memory("shop/streams")
+    context = await console.browser.new_context(ignore_https_errors=True, locale="en-US")
+    context.set_default_timeout(WAIT_MS)
+    with Envoy(envoy_program, tmp_path, [console.address], configured="console.yaml", change=use_certificate) as envoy:
+        await until(lambda: envoy.healthy_servers() == {console.address})
+        tabs = []
+        for _ in range(TABS):
+            tab = await context.new_page()
+            await tab.goto(f"https://{envoy.address}/#/m/shop/streams/live")
+            await tab.get_by_label("API key").fill(console.keys["reader"])
+            await tab.keyboard.press("Enter")
+            await tab.locator("[data-state=live]").wait_for()
+            assert await tab.evaluate("performance.getEntriesByType('navigation')[0].nextHopProtocol") == "h2"
+            tabs.append(tab)
+        await memory.observe_batch(["Ann arrives in every tab."])
+        for tab in tabs:
+            await tab.locator(".card", has_text="Ann arrives").wait_for()
+        assert (await console.client.server_status()).streams["Watch"] >= TABS, "each tab has a stream of its own"
+    await context.close()
+
+
+async def test_first_page_names_quota_models_and_failures(page: Any, tmp_path: Path) -> None:
+    address, most = free_address(), 200_000
+    async with FakeOpenAI() as llm:
+        llm.complete = lambda body: "no JSON"
+        llm.fail(*[Fault(status=500)] * 1_000)
+        settings = {"llm_model": "scripted", "llm_base_url": llm.base_url, "llm_api_key": "sk", "llm_timeout_s": 1}
+        with ServerProcess(
+            tmp_path / "data", http_listen=address, **QUICK, **settings, namespace_bytes_max=most, llm_scoring="false"
+        ) as server:
+            async with memstream.connect(server.address) as client:
+                full = await client.create_memory("full/joy", policy={"conflicts": {"ask_llm": True}})
+                for place in ("Munich", "Berlin"):
+                    await full.observe_batch([memstream.Observation(f"I live in {place} now.", speaker="Ann")])
+                await fill(client, 0.6)
+                with pytest.raises(memstream.QuotaExceeded):
+                    await client.finished(await client.import_("full", export(client), memory="copy"))
+                await fill(client, 0.95)
+                await page.goto(f"http://{address}/")
+                decisions = page.locator(".decisions li")
+                await decisions.filter(has_text="full uses 9").get_by_text("quota", exact=True).wait_for()
+                await decisions.filter(has_text="import of full").get_by_text("failed", exact=True).wait_for()
+                model = decisions.filter(has_text="(scripted) fails").get_by_text("model", exact=True)
+                while not await model.count():
+                    await page.reload()
+                    await page.locator(".view:not([aria-busy])").wait_for()
+
+
+async def fill(client: memstream.Client, share: float) -> None:
+    """Observes until the namespace has that share of its quota."""
+    for number in range(1_000):
+        (full,) = [one async for one in client.list_namespaces()]
+        if full.stored.total >= share * full.bytes_max:
+            return
+        await client.memory("full/joy").observe_batch([f"{number} {'tea ' * 500}"])
+
+
+async def export(client: memstream.Client) -> AsyncIterator[bytes]:
+    async for part in client.export("full", "joy"):
+        yield part.lines
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    deadline = asyncio.get_running_loop().time() + WAIT_MS / 1_000
+    while not await asyncio.to_thread(holds):
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.05)
 
 
 async def test_copied_programs_do_what_the_view_did(visit: Visit) -> None:

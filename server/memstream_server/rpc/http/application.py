@@ -2,7 +2,7 @@
 
 Rule 1. A request must name a host of ours (`http_hosts`, the loopback names, the address that the port listens at):
 a page that rebinds its DNS name to this address names its own host.
-Rule 2. A request from a page (it has an Origin) must come from the same host, or from `http_cors_origins`.
+Rule 2. A request from a page (it has an Origin) must come from the same host and port, or from `http_cors_origins`.
 Rule 3. The body of a request must arrive within `opening_max_s`.
 Rule 4. Headers are UTF-8, which ConnectRPC decodes without a check, and gRPC itself needs HTTP/2 and its own port.
 Rule 5. An error without a body, as ConnectRPC answers an unknown path, method or content type, says what a call is.
@@ -142,7 +142,9 @@ class HttpApplication:
         await respond(scope, _bounded(receive, self._settings.body_max_s), _with_headers(send))
 
     def _allows_origin(self, origin: str, host: str, scheme: str) -> bool:
-        return origin == f"{scheme}://{host}" or bool({origin, "*"} & set(self._settings.cors_origins))
+        # https: a proxy with TLS before a plain port. Without one no page is there: a port speaks one of the two.
+        own = {f"{scheme}://{host}", f"https://{host}"}
+        return origin in own or bool({origin, "*"} & set(self._settings.cors_origins))
 
     def _health(self, service: str, failing: str) -> Asgi:
         serves = self._serves(service)
