@@ -52,7 +52,10 @@ def namespace_paths(message: Descriptor, prefix: str = "") -> Iterator[str]:
     for field in message.fields:
         if field.type == FieldDescriptor.TYPE_STRING and "namespace" in field.name:
             yield prefix + field.name
-        elif field.message_type is not None and field.message_type.full_name.startswith("memstream."):
+        elif (
+            field.message_type not in (None, message)  # filters are inside of filters
+            and field.message_type.full_name.startswith("memstream.")
+        ):
             yield from namespace_paths(field.message_type, f"{prefix}{field.name}.")
 
 

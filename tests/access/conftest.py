@@ -31,7 +31,14 @@ verbs = ["*"]
 """ + "".join(
     f'[[grant]]\nwho = ["key:only-{verb.value}"]\nnamespaces = ["v"]\nverbs = ["{verb.value}"]\n' for verb in Verb
 )
-NAMES = ("alice", "bob", "root", "nobody", *(f"only-{verb.value}" for verb in Verb))
+POLICY += """
+[[grant]]
+who = ["key:core"]
+namespaces = ["a", "b"]
+verbs = ["recall"]
+labels = { team = "core" }
+"""
+NAMES = ("alice", "bob", "root", "nobody", "core", *(f"only-{verb.value}" for verb in Verb))
 
 
 @dataclass(frozen=True)

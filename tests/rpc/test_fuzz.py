@@ -70,7 +70,8 @@ def messages(of: Descriptor, depth: int = 4) -> st.SearchStrategy[Any]:
                 continue
             if field.message_type is not None and field.message_type.GetOptions().map_entry:
                 continue
-            one = _scalar(field) if field.message_type is None else messages(field.message_type, depth - 1)
+            deeper = 0 if field.message_type == of else depth - 1  # a filter inside of a filter
+            one = _scalar(field) if field.message_type is None else messages(field.message_type, deeper)
             if field.is_repeated:
                 getattr(made, field.name).extend(draw(st.lists(one, max_size=2)))
             elif field.message_type is not None:

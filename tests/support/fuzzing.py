@@ -291,6 +291,8 @@ class Fuzzer:
             self._put_in_map(message, field, depth)
         elif field.is_repeated:
             count = self.draw.choice([0, 1, 1, 2, 3]) if self.draw.random() < 0.99 else 1_100
+            if field.message_type is field.containing_type:  # a filter inside of a filter
+                count = min(count, 3)
             if field.name == "embedding":
                 count = self.draw.choice([0, 384, 384, 3])
             held = getattr(message, field.name)

@@ -711,6 +711,9 @@ class FragmentFilter(_message.Message):
     METADATA_FIELD_NUMBER: _builtins.int
     EXCLUDE_IDS_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
+    ALL_OF_FIELD_NUMBER: _builtins.int
+    ANY_OF_FIELD_NUMBER: _builtins.int
+    NONE_OF_FIELD_NUMBER: _builtins.int
     importance_min: _builtins.float
     """Of at least this importance."""
     importance_max: _builtins.float
@@ -747,6 +750,18 @@ class FragmentFilter(_message.Message):
     def tiers(self) -> _containers.RepeatedScalarFieldContainer[Global___Tier.ValueType]:
         """In one of these tiers."""
 
+    @_builtins.property
+    def all_of(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentFilter]:
+        """Matches each of these filters too."""
+
+    @_builtins.property
+    def any_of(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentFilter]:
+        """Matches at least one of these filters."""
+
+    @_builtins.property
+    def none_of(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentFilter]:
+        """Matches none of these filters."""
+
     def __init__(
         self,
         *,
@@ -760,10 +775,13 @@ class FragmentFilter(_message.Message):
         metadata: _abc.Iterable[Global___MetadataCondition] | None = ...,
         exclude_ids: _abc.Iterable[_builtins.str] | None = ...,
         tiers: _abc.Iterable[Global___Tier.ValueType] | None = ...,
+        all_of: _abc.Iterable[Global___FragmentFilter] | None = ...,
+        any_of: _abc.Iterable[Global___FragmentFilter] | None = ...,
+        none_of: _abc.Iterable[Global___FragmentFilter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_importance_max", b"_importance_max", "_importance_min", b"_importance_min", "importance_max", b"importance_max", "importance_min", b"importance_min", "observe_time_max", b"observe_time_max", "observe_time_min", b"observe_time_min"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_importance_max", b"_importance_max", "_importance_min", b"_importance_min", "exclude_ids", b"exclude_ids", "importance_max", b"importance_max", "importance_min", b"importance_min", "kinds", b"kinds", "metadata", b"metadata", "observe_time_max", b"observe_time_max", "observe_time_min", b"observe_time_min", "sessions", b"sessions", "speakers", b"speakers", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_importance_max", b"_importance_max", "_importance_min", b"_importance_min", "all_of", b"all_of", "any_of", b"any_of", "exclude_ids", b"exclude_ids", "importance_max", b"importance_max", "importance_min", b"importance_min", "kinds", b"kinds", "metadata", b"metadata", "none_of", b"none_of", "observe_time_max", b"observe_time_max", "observe_time_min", b"observe_time_min", "sessions", b"sessions", "speakers", b"speakers", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__importance_max: _TypeAlias = _typing.Literal["importance_max"]  # noqa: Y015
     _WhichOneofArgType__importance_max: _TypeAlias = _typing.Literal["_importance_max", b"_importance_max"]  # noqa: Y015

@@ -681,9 +681,9 @@ class RecallOpen(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     DONE_IN_RECOLLECTIONS_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
-    """The memory's namespace."""
+    """The memory's namespace; empty if every query has `scopes`."""
     memory: _builtins.str
-    """The memory."""
+    """The memory; empty if every query has `scopes`."""
     session: _builtins.str
     """The session of the recalls: if it then observes the words of a recollection, that is an echo, unless the caller may
     not observe.
@@ -740,6 +740,10 @@ class RecallQuery(_message.Message):
     RECEIPT_FIELD_NUMBER: _builtins.int
     AS_OF_TIME_FIELD_NUMBER: _builtins.int
     AS_OF_REVISION_FIELD_NUMBER: _builtins.int
+    SCOPES_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
+    WORD_STATISTICS_FIELD_NUMBER: _builtins.int
+    COUNT_WORDS_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """Names the query among those in flight; not empty on a stream. A query whose id is that of a query in flight fails
     with QUERY_ID_IN_USE. That `failed` concerns only the newer query: the older one is still answered, and ends with
@@ -802,7 +806,15 @@ class RecallQuery(_message.Message):
     quota of the namespace is used up (`Namespace.receipts_bytes_max`). Not with `subscribe` or `as_of`.
     """
     as_of_revision: _builtins.int
-    """As of this revision; expiry counts at the time when it was committed."""
+    """As of this revision; expiry counts at the time when it was committed. Not with several memories."""
+    partial: _builtins.bool
+    """Leave out named memories that do not exist or that the caller may not recall, instead of failing. The answer does
+    not say which of the two.
+    """
+    count_words: _builtins.bool
+    """Return `RecallDone.word_statistics`, and no recollections. Servers ask one another for it. Only in RecallOnce, and
+    not with `scopes`.
+    """
     @_builtins.property
     def structured(self) -> _fragment_pb2.StructuredObservation:
         """A step of an agent in parts."""
@@ -835,6 +847,26 @@ class RecallQuery(_message.Message):
     def as_of_time(self) -> _timestamp_pb2.Timestamp:
         """As of the last revision that was committed at or before this time; expiry counts at this time."""
 
+    @_builtins.property
+    def scopes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecallScope]:
+        """Ask these memories, in place of the one that the call or the stream names, which then names none: 1 to 100 scopes,
+        at most 1,000 memories. The answer is one ranking, by score times weight. A memory that several scopes select is
+        asked once: as the scope says that names it, else as the first that selects it. Naming a memory twice is
+        INVALID_ARGUMENT. A list with one named memory gives the same answer as a call that names the memory.
+        Words are weighed by how often they occur in all of these memories together. What several memories hold of the
+        limits of the policy (`limit` unset) is the largest. `min_revision` is given by scope. With `as_of`, every memory is
+        ranked as of the same time, with present word statistics. With `receipt`, every memory keeps a receipt of its
+        part, of more recollections than the answer has. A fragment that several of the memories hold, because one is an
+        import of another, is returned once.
+        """
+
+    @_builtins.property
+    def word_statistics(self) -> _containers.RepeatedCompositeFieldContainer[Global___WordStatistics]:
+        """Rank by these statistics of words instead of the memory's own, if they are of the query's words in the memory's
+        language. Servers set it when they ask one another, and receipts of recalls over several memories keep it. Not with
+        `scopes`.
+        """
+
     def __init__(
         self,
         *,
@@ -863,10 +895,14 @@ class RecallQuery(_message.Message):
         receipt: _builtins.bool = ...,
         as_of_time: _timestamp_pb2.Timestamp | None = ...,
         as_of_revision: _builtins.int = ...,
+        scopes: _abc.Iterable[Global___RecallScope] | None = ...,
+        partial: _builtins.bool = ...,
+        word_statistics: _abc.Iterable[Global___WordStatistics] | None = ...,
+        count_words: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_interpret_time", b"_interpret_time", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "filter", b"filter", "fold", b"fold", "interpret_time", b"interpret_time", "limit", b"limit", "min_relevance", b"min_relevance", "now", b"now", "observation", b"observation", "reinforce", b"reinforce", "structured", b"structured", "text", b"text", "timeout", b"timeout", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_interpret_time", b"_interpret_time", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "interpret_time", b"interpret_time", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "query_id", b"query_id", "receipt", b"receipt", "reinforce", b"reinforce", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "time_zone", b"time_zone", "timeout", b"timeout", "token_budget", b"token_budget", "truth", b"truth", "weak_below", b"weak_below", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fold", b"_fold", "_interpret_time", b"_interpret_time", "_limit", b"_limit", "_min_relevance", b"_min_relevance", "_reinforce", b"_reinforce", "_weak_below", b"_weak_below", "as_of", b"as_of", "as_of_revision", b"as_of_revision", "as_of_time", b"as_of_time", "count_words", b"count_words", "embedding", b"embedding", "explain", b"explain", "filter", b"filter", "fold", b"fold", "interpret_time", b"interpret_time", "limit", b"limit", "min_relevance", b"min_relevance", "min_revision", b"min_revision", "near_misses", b"near_misses", "now", b"now", "observation", b"observation", "omit_working_memory", b"omit_working_memory", "partial", b"partial", "query_id", b"query_id", "receipt", b"receipt", "reinforce", b"reinforce", "scopes", b"scopes", "structured", b"structured", "subscribe", b"subscribe", "text", b"text", "time_zone", b"time_zone", "timeout", b"timeout", "token_budget", b"token_budget", "truth", b"truth", "weak_below", b"weak_below", "weights", b"weights", "word_statistics", b"word_statistics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fold: _TypeAlias = _typing.Literal["fold"]  # noqa: Y015
     _WhichOneofArgType__fold: _TypeAlias = _typing.Literal["_fold", b"_fold"]  # noqa: Y015
@@ -902,6 +938,165 @@ class RecallQuery(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_observation) -> _WhichOneofReturnType_observation | None: ...
 
 Global___RecallQuery: _TypeAlias = RecallQuery  # noqa: Y015
+
+@_typing.final
+class RecallScope(_message.Message):
+    """Memories that a query is asked in: one, those of a prefix, or those with labels. Prefix and labels select among the
+    memories that the caller may recall.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    MIN_REVISION_FIELD_NUMBER: _builtins.int
+    memory: _builtins.str
+    """One memory, as "namespace/memory"."""
+    prefix: _builtins.str
+    """The memories whose "namespace/memory" begins with this text: "user/" are those of the namespace `user`,
+    "team/core-" those of `team` whose names begin with "core-", "team-" those of every namespace that begins so.
+    """
+    weight: _builtins.float
+    """The score of a recollection times this weight decides its place, more than 0 and at most 100. Unset: 1."""
+    limit: _builtins.int
+    """Most recollections of each of these memories, 1 to `Limits.recall_limit_max`. Unset: as many as of all."""
+    min_revision: _builtins.int
+    """With `memory`: wait until this revision of it is visible, as `RecallQuery.min_revision`."""
+    @_builtins.property
+    def labels(self) -> Global___LabelSelector:
+        """The memories that have these labels."""
+
+    @_builtins.property
+    def filter(self) -> _fragment_pb2.FragmentFilter:
+        """What these memories may contribute must pass this filter too, including working memory."""
+
+    def __init__(
+        self,
+        *,
+        memory: _builtins.str = ...,
+        prefix: _builtins.str = ...,
+        labels: Global___LabelSelector | None = ...,
+        weight: _builtins.float | None = ...,
+        limit: _builtins.int | None = ...,
+        filter: _fragment_pb2.FragmentFilter | None = ...,
+        min_revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_weight", b"_weight", "filter", b"filter", "labels", b"labels", "limit", b"limit", "memories", b"memories", "memory", b"memory", "prefix", b"prefix", "weight", b"weight"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_weight", b"_weight", "filter", b"filter", "labels", b"labels", "limit", b"limit", "memories", b"memories", "memory", b"memory", "min_revision", b"min_revision", "prefix", b"prefix", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
+    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
+    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
+    _WhichOneofReturnType_memories: _TypeAlias = _typing.Literal["memory", "prefix", "labels"]  # noqa: Y015
+    _WhichOneofArgType_memories: _TypeAlias = _typing.Literal["memories", b"memories"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_memories) -> _WhichOneofReturnType_memories | None: ...
+
+Global___RecallScope: _TypeAlias = RecallScope  # noqa: Y015
+
+@_typing.final
+class LabelSelector(_message.Message):
+    """Memories by their labels."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """Those of this namespace. Empty: of every namespace."""
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Those that have each of these labels with exactly that value; at least one."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LabelSelector: _TypeAlias = LabelSelector  # noqa: Y015
+
+@_typing.final
+class WordStatistics(_message.Message):
+    """How often the words of a query occur in several memories together. Lists are in the order of `terms`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRAGMENTS_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
+    WINDOW_WORDS_FIELD_NUMBER: _builtins.int
+    TERMS_FIELD_NUMBER: _builtins.int
+    FRAGMENTS_WITH_FIELD_NUMBER: _builtins.int
+    WINDOWS_WITH_FIELD_NUMBER: _builtins.int
+    fragments: _builtins.int
+    """Live fragments."""
+    words: _builtins.int
+    """Words in them."""
+    window_words: _builtins.float
+    """Words in their context windows, a neighbour's weighted by distance."""
+    terms: _builtins.bytes
+    """Hashes of the words, distinct and ascending, each as 8 bytes, the lowest first."""
+    @_builtins.property
+    def fragments_with(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Fragments that have the word."""
+
+    @_builtins.property
+    def windows_with(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Context windows that have the word."""
+
+    def __init__(
+        self,
+        *,
+        fragments: _builtins.int = ...,
+        words: _builtins.int = ...,
+        window_words: _builtins.float = ...,
+        terms: _builtins.bytes = ...,
+        fragments_with: _abc.Iterable[_builtins.int] | None = ...,
+        windows_with: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragments", b"fragments", "fragments_with", b"fragments_with", "terms", b"terms", "window_words", b"window_words", "windows_with", b"windows_with", "words", b"words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WordStatistics: _TypeAlias = WordStatistics  # noqa: Y015
 
 @_typing.final
 class RecallWeights(_message.Message):
@@ -1053,7 +1248,7 @@ class RecallOpened(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     memory_uid: _builtins.str
-    """The memory's uid."""
+    """The memory's uid; empty if the stream names no memory."""
     revision: _builtins.int
     """Its revision."""
     @_builtins.property
@@ -1141,6 +1336,7 @@ class Recollection(_message.Message):
     SUSPICIONS_FIELD_NUMBER: _builtins.int
     COMPANION_FIELD_NUMBER: _builtins.int
     LATER_ID_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     score: _builtins.float
     """The score that it was ranked by."""
     relevance: _builtins.float
@@ -1158,6 +1354,8 @@ class Recollection(_message.Message):
     better rank. Both are statements of one speaker that share many words. Nobody decided that they contradict each
     other: ResolveConflict does.
     """
+    memory: _builtins.str
+    """The memory that holds it, as "namespace/memory", if the answer lists memories (`RecallDone.memories`)."""
     @_builtins.property
     def fragment(self) -> _fragment_pb2.Fragment:
         """The fragment, as it was before this recall."""
@@ -1206,10 +1404,11 @@ class Recollection(_message.Message):
         suspicions: _abc.Iterable[_fragment_pb2.Suspicion] | None = ...,
         companion: Global___Recollection | None = ...,
         later_id: _builtins.str = ...,
+        memory: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["companion", b"companion", "explanation", b"explanation", "fragment", b"fragment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "companion", b"companion", "explanation", b"explanation", "folded_ids", b"folded_ids", "fragment", b"fragment", "later_id", b"later_id", "rank", b"rank", "relevance", b"relevance", "score", b"score", "status", b"status", "suspicions", b"suspicions", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "companion", b"companion", "explanation", b"explanation", "folded_ids", b"folded_ids", "fragment", b"fragment", "later_id", b"later_id", "memory", b"memory", "rank", b"rank", "relevance", b"relevance", "score", b"score", "status", b"status", "suspicions", b"suspicions", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1349,6 +1548,7 @@ class NearMiss(_message.Message):
     SCORE_FIELD_NUMBER: _builtins.int
     RELEVANCE_FIELD_NUMBER: _builtins.int
     SUPERSEDED_BY_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     fragment_id: _builtins.str
     """Its id."""
     stage: _builtins.str
@@ -1361,6 +1561,8 @@ class NearMiss(_message.Message):
     """Its relevance, if it was scored."""
     superseded_by: _builtins.str
     """With the stage "superseded": the fragment that supersedes it."""
+    memory: _builtins.str
+    """As in `Recollection.memory`."""
     def __init__(
         self,
         *,
@@ -1369,10 +1571,11 @@ class NearMiss(_message.Message):
         score: _builtins.float | None = ...,
         relevance: _builtins.float | None = ...,
         superseded_by: _builtins.str = ...,
+        memory: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_relevance", b"_relevance", "_score", b"_score", "relevance", b"relevance", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_relevance", b"_relevance", "_score", b"_score", "fragment_id", b"fragment_id", "relevance", b"relevance", "score", b"score", "stage", b"stage", "superseded_by", b"superseded_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_relevance", b"_relevance", "_score", b"_score", "fragment_id", b"fragment_id", "memory", b"memory", "relevance", b"relevance", "score", b"score", "stage", b"stage", "superseded_by", b"superseded_by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__relevance: _TypeAlias = _typing.Literal["relevance"]  # noqa: Y015
     _WhichOneofArgType__relevance: _TypeAlias = _typing.Literal["_relevance", b"_relevance"]  # noqa: Y015
@@ -1384,6 +1587,76 @@ class NearMiss(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
 
 Global___NearMiss: _TypeAlias = NearMiss  # noqa: Y015
+
+@_typing.final
+class MemoryAnswer(_message.Message):
+    """What one of several memories contributed to an answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    ELIGIBLE_FIELD_NUMBER: _builtins.int
+    CONSIDERED_FIELD_NUMBER: _builtins.int
+    BEST_RELEVANCE_FIELD_NUMBER: _builtins.int
+    WEAK_FIELD_NUMBER: _builtins.int
+    DEGRADED_FIELD_NUMBER: _builtins.int
+    RECOLLECTIONS_FIELD_NUMBER: _builtins.int
+    WORKING_MEMORY_IDS_FIELD_NUMBER: _builtins.int
+    RECEIPT_ID_FIELD_NUMBER: _builtins.int
+    AS_OF_REVISION_FIELD_NUMBER: _builtins.int
+    UNMATCHED_FIELD_NUMBER: _builtins.int
+    memory: _builtins.str
+    """The memory, as "namespace/memory"."""
+    revision: _builtins.int
+    """The revision that was read; 0 if it did not answer."""
+    eligible: _builtins.int
+    """Fragments that passed the filter and `truth`."""
+    considered: _builtins.int
+    """Candidates that were scored."""
+    best_relevance: _builtins.float
+    """The best relevance among them, returned or not."""
+    weak: _builtins.bool
+    """As `RecallDone.weak`, of this memory."""
+    degraded: _builtins.str
+    """As `RecallDone.degraded`, of this memory; if it did not answer, why."""
+    recollections: _builtins.int
+    """Recollections of the answer that are from it."""
+    receipt_id: _builtins.str
+    """As `RecallDone.receipt_id`, of this memory."""
+    as_of_revision: _builtins.int
+    """As `RecallDone.as_of_revision`, of this memory."""
+    @_builtins.property
+    def working_memory_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its working memory in `Recollections.working_memory_ids`."""
+
+    @_builtins.property
+    def unmatched(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.UnmatchedCondition]:
+        """Parts of the filter that nothing in it can match."""
+
+    def __init__(
+        self,
+        *,
+        memory: _builtins.str = ...,
+        revision: _builtins.int = ...,
+        eligible: _builtins.int = ...,
+        considered: _builtins.int = ...,
+        best_relevance: _builtins.float = ...,
+        weak: _builtins.bool = ...,
+        degraded: _builtins.str = ...,
+        recollections: _builtins.int = ...,
+        working_memory_ids: _abc.Iterable[_builtins.str] | None = ...,
+        receipt_id: _builtins.str = ...,
+        as_of_revision: _builtins.int = ...,
+        unmatched: _abc.Iterable[_fragment_pb2.UnmatchedCondition] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_revision", b"as_of_revision", "best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "memory", b"memory", "receipt_id", b"receipt_id", "recollections", b"recollections", "revision", b"revision", "unmatched", b"unmatched", "weak", b"weak", "working_memory_ids", b"working_memory_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryAnswer: _TypeAlias = MemoryAnswer  # noqa: Y015
 
 @_typing.final
 class RecallDone(_message.Message):
@@ -1426,6 +1699,8 @@ class RecallDone(_message.Message):
     INTERPRETED_FIELD_NUMBER: _builtins.int
     AS_OF_REVISION_FIELD_NUMBER: _builtins.int
     UNMATCHED_FIELD_NUMBER: _builtins.int
+    MEMORIES_FIELD_NUMBER: _builtins.int
+    WORD_STATISTICS_FIELD_NUMBER: _builtins.int
     query_id: _builtins.str
     """The query."""
     revision: _builtins.int
@@ -1476,7 +1751,18 @@ class RecallDone(_message.Message):
 
     @_builtins.property
     def unmatched(self) -> _containers.RepeatedCompositeFieldContainer[_fragment_pb2.UnmatchedCondition]:
-        """Parts of the filter that nothing can match."""
+        """Parts of the filter that nothing can match. Of several memories: in any of them."""
+
+    @_builtins.property
+    def memories(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemoryAnswer]:
+        """Of a query over several memories, or by prefix or labels: each memory, those that the scopes name first. `revision`,
+        `as_of_revision` and `receipt_id` are then 0 and empty here, `eligible` and `considered` are sums, `best_relevance`
+        is the greatest, `weak` holds for all, `degraded` names the memories.
+        """
+
+    @_builtins.property
+    def word_statistics(self) -> Global___WordStatistics:
+        """Of a query with `count_words`: the statistics of the memory."""
 
     def __init__(
         self,
@@ -1496,10 +1782,12 @@ class RecallDone(_message.Message):
         interpreted: _abc.Iterable[Global___InterpretedTime] | None = ...,
         as_of_revision: _builtins.int = ...,
         unmatched: _abc.Iterable[_fragment_pb2.UnmatchedCondition] | None = ...,
+        memories: _abc.Iterable[Global___MemoryAnswer] | None = ...,
+        word_statistics: Global___WordStatistics | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["word_statistics", b"word_statistics"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_revision", b"as_of_revision", "best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "interpreted", b"interpreted", "near_misses", b"near_misses", "query_id", b"query_id", "ranking_ids", b"ranking_ids", "receipt_id", b"receipt_id", "revision", b"revision", "timings", b"timings", "tokens", b"tokens", "unmatched", b"unmatched", "weak", b"weak"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_revision", b"as_of_revision", "best_relevance", b"best_relevance", "considered", b"considered", "degraded", b"degraded", "eligible", b"eligible", "interpreted", b"interpreted", "memories", b"memories", "near_misses", b"near_misses", "query_id", b"query_id", "ranking_ids", b"ranking_ids", "receipt_id", b"receipt_id", "revision", b"revision", "timings", b"timings", "tokens", b"tokens", "unmatched", b"unmatched", "weak", b"weak", "word_statistics", b"word_statistics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1831,9 +2119,9 @@ class RecallOnceRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     QUERY_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
-    """The memory's namespace."""
+    """The memory's namespace; empty if the query has `scopes`."""
     memory: _builtins.str
-    """The memory."""
+    """The memory; empty if the query has `scopes`."""
     session: _builtins.str
     """The session of the recall."""
     @_builtins.property

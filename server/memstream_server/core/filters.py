@@ -35,6 +35,12 @@ class Filter:
     """(key, values): the fragment's value under the key is one of `values`."""
     excluded: tuple[str, ...] = ()
     """Ids to leave out."""
+    all_of: tuple[Filter, ...] = ()
+    """Each of them holds too."""
+    any_of: tuple[Filter, ...] = ()
+    """At least one of them holds, if there are any."""
+    none_of: tuple[Filter, ...] = ()
+    """None of them holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,15 @@ def visible(columns: Columns, now_us: int, ttl_s: int = 0) -> Mask:
 
 def mask(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0) -> Mask:
     """Slots that are visible at `now_us` and match the filter, bool[n]."""
-    passed = visible(columns, now_us, ttl_s)
+    return _narrow(visible(columns, now_us, ttl_s), columns, chosen)
+
+
+def _select_slots(columns: Columns, chosen: Filter) -> Mask:
+    return _narrow(np.ones(len(columns), np.bool_), columns, chosen)
+
+
+def _narrow(passed: Mask, columns: Columns, chosen: Filter) -> Mask:
+    """Clear the slots that do not match the filter."""
     if chosen.sessions:
         passed &= np.isin(columns.session, columns.sessions.find_codes(chosen.sessions))
     if chosen.speakers:
@@ -78,6 +92,12 @@ def mask(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0) -> Mask:
         passed &= columns.has_metadata(key, values)
     if chosen.excluded:
         passed[columns.slots(chosen.excluded)] = False
+    for each in chosen.all_of:
+        passed &= _select_slots(columns, each)
+    if chosen.any_of:
+        passed &= np.logical_or.reduce([_select_slots(columns, each) for each in chosen.any_of])
+    for each in chosen.none_of:
+        passed &= ~_select_slots(columns, each)
     return passed
 
 
@@ -138,7 +158,13 @@ def passes(fragment: Fragment, chosen: Filter) -> bool:
         chosen.create_until_us is None or fragment.create_time_us < chosen.create_until_us,
         fragment.id not in chosen.excluded,
     )
-    return all(tests) and all(_has_metadata(fragment, key, values) for key, values in chosen.metadata)
+    return (
+        all(tests)
+        and all(_has_metadata(fragment, key, values) for key, values in chosen.metadata)
+        and all(passes(fragment, each) for each in chosen.all_of)
+        and (not chosen.any_of or any(passes(fragment, each) for each in chosen.any_of))
+        and not any(passes(fragment, each) for each in chosen.none_of)
+    )
 
 
 def _has_metadata(fragment: Fragment, key: str, values: tuple[MetadataValue, ...]) -> bool:

@@ -9,14 +9,15 @@ document frequency of windows are computed per query, so an append re-indexes no
 The fragment's leg has k1 0.9 and b 0.4 where its context counts fully (turns.py), and k1 1.2 and b 0.75 where it does
 not count; between, the length norm is interpolated.
 
-Rule 1. Statistics (N, df, mean length) cover the live fragments of this memory.
+Rule 1. Statistics (N, df, mean length) cover the live fragments of this memory; in a recall over several memories,
+those of all of them (WordStatistics), so that their scores are on one scale.
 Rule 2. Slots are 0, 1, 2 ... in order of append and never change, except by `keep`.
 Rule 3. Leg values are on an absolute scale: shares of the highest score that any document could get for the query.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +65,32 @@ class Leg:
     def values(self) -> Floats:
         """BM25 by slot."""
         return self.shares * np.float32(self.attainable)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WordStatistics:
+    """How often the words of a query occur in one memory, or in several together."""
+
+    terms: Packed
+    """The query's."""
+    fragments: int
+    words: int
+    window_words: float
+    """Of the context windows."""
+    holding: npt.NDArray[np.int64]
+    """Fragments with the term, by index in the query's terms."""
+    windows: npt.NDArray[np.int64]
+    """Windows with the term."""
+
+    def __add__(self, other: WordStatistics) -> WordStatistics:
+        return WordStatistics(
+            self.terms,
+            self.fragments + other.fragments,
+            self.words + other.words,
+            self.window_words + other.window_words,
+            self.holding + other.holding,
+            self.windows + other.windows,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,23 +248,39 @@ class LexicalIndex:
         """The context windows."""
         return self._neighbours
 
-    def legs(self, terms: Hashes, turns: Turns | None = None) -> Legs:
+    def legs(self, terms: Hashes, turns: Turns | None = None, of_several: WordStatistics | None = None) -> Legs:
         """`bm25` and `bm25_context` from a single postings lookup. turns: of this memory as it is."""
         found = self._find_postings(terms)
-        alone = self._fragment_leg(found, len(terms), turns)
+        norms = self._length_norms(turns) if of_several is None else self._make_norms(turns, of_several)
+        alone = _make_leg(self._weigh_terms(found, len(terms), norms[0], of_several), FRAGMENT_K1)
         if turns is not None and not turns.context.any():
             around = Leg(np.zeros(len(self), np.float32), 0.0)
         else:
-            around = self._context_leg(found, len(terms), turns)
+            around = _make_leg(self._weigh_windows(found, len(terms), norms[1], of_several), CONTEXT_K1)
         return Legs(alone, around, self._neighbours.previous(), found[:2], turns)
+
+    def count_words(self, terms: Hashes, turns: Turns | None = None) -> WordStatistics:
+        """The statistics of this memory for the distinct `terms`."""
+        found = self._find_postings(terms)
+        holding = np.bincount(found[0], minlength=len(terms))
+        if turns is not None and not turns.context.any():
+            windows = holding  # no fragment has a context that counts
+        elif self._is_small(len(terms)):
+            windows = np.count_nonzero(self._gather_counts(found, len(terms)), axis=1)
+        else:
+            windows = np.array([len(touched) for _, touched, _ in self._list_touched(found, len(terms))], np.int64)
+        lengths, around = self._sum_lengths()
+        return WordStatistics(terms.tobytes(), self.live, lengths, around, holding, windows)
 
     def bm25(self, terms: Hashes) -> Leg:
         """BM25 of the fragment alone (k1 0.9, b 0.4). `terms` distinct; dead slots get 0."""
-        return self._fragment_leg(self._find_postings(terms), len(terms))
+        norms = self._length_norms()[0]
+        return _make_leg(self._weigh_terms(self._find_postings(terms), len(terms), norms), FRAGMENT_K1)
 
     def bm25_context(self, terms: Hashes) -> Leg:
         """BM25 of the context window (k1 1.2, b 0.75): tf and length of the window; df counts windows."""
-        return self._context_leg(self._find_postings(terms), len(terms))
+        norms = self._length_norms()[1]
+        return _make_leg(self._weigh_windows(self._find_postings(terms), len(terms), norms), CONTEXT_K1)
 
     def _find_postings(self, terms: Hashes) -> _Found:
         which, slots, counts = self._postings.of(terms)
@@ -246,62 +289,94 @@ class LexicalIndex:
             which, slots, counts = which[live], slots[live], counts[live]
         return which, slots, counts.astype(np.float32)
 
-    def _fragment_leg(self, found: _Found, terms: int, turns: Turns | None = None) -> Leg:
-        return _make_leg(self._weigh_terms(found, terms, self._length_norms(turns)[0]), FRAGMENT_K1)
-
-    def _context_leg(self, found: _Found, terms: int, turns: Turns | None = None) -> Leg:
-        return _make_leg(self._weigh_windows(found, terms, self._length_norms(turns)[1]), CONTEXT_K1)
-
     def _length_norms(self, turns: Turns | None = None) -> list[Floats]:
-        """BM25's length norm, k1 x (1 - b + b x length / mean length), by slot, for each of the two legs."""
+        """The norms by this memory's own mean lengths."""
         if not self._norms or self._norms_of is not turns:
-            lengths, windows = self._neighbours.lengths, self._neighbours.window_lengths()
-            live = self.live
-            mean = (lengths[self._neighbours.alive] if self._dead else lengths).sum() / live if live else 0.0
-            own = _length_norm(lengths, mean, FRAGMENT_K1, FRAGMENT_B)
-            if turns is not None:
-                own += (1 - turns.context) * (_length_norm(lengths, mean, CONTEXT_K1, CONTEXT_B) - own)
-            self._norms = [own, _length_norm(windows, windows.sum() / live if live else 0.0, CONTEXT_K1, CONTEXT_B)]
-            self._norms_of = turns
+            self._norms, self._norms_of = self._make_norms(turns, None), turns
         return self._norms
 
-    def _weigh_windows(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
-        small = len(self) < _GATHER_MAX and terms * len(self) <= _CELLS_MAX
-        return self._gather_windows(found, terms, norms) if small else self._scatter_terms(found, terms, norms)
+    def _make_norms(self, turns: Turns | None, of_several: WordStatistics | None) -> list[Floats]:
+        """BM25's length norm, k1 x (1 - b + b x length / mean length), by slot, for each of the two legs."""
+        lengths, windows = self._neighbours.lengths, self._neighbours.window_lengths()
+        if of_several is None:
+            live, (words, around) = self.live, self._sum_lengths()
+        else:
+            live, words, around = of_several.fragments, of_several.words, of_several.window_words
+        mean = words / live if live else 0.0
+        own = _length_norm(lengths, mean, FRAGMENT_K1, FRAGMENT_B)
+        if turns is not None:
+            own += (1 - turns.context) * (_length_norm(lengths, mean, CONTEXT_K1, CONTEXT_B) - own)
+        return [own, _length_norm(windows, around / live if live else 0.0, CONTEXT_K1, CONTEXT_B)]
 
-    def _weigh_terms(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
+    def _sum_lengths(self) -> tuple[int, float]:
+        """Words of the live fragments, and of their windows."""
+        lengths = self._neighbours.lengths
+        own = (lengths[self._neighbours.alive] if self._dead else lengths).sum()
+        return int(own), float(self._neighbours.window_lengths().sum())
+
+    def _is_small(self, terms: int) -> bool:
+        return len(self) < _GATHER_MAX and terms * len(self) <= _CELLS_MAX
+
+    def _weigh_windows(
+        self, found: _Found, terms: int, norms: Floats, of_several: WordStatistics | None = None
+    ) -> _Weighed:
+        weigh = self._gather_windows if self._is_small(terms) else self._scatter_terms
+        return weigh(found, terms, norms, of_several)
+
+    def _weigh_terms(
+        self, found: _Found, terms: int, norms: Floats, of_several: WordStatistics | None = None
+    ) -> _Weighed:
         which, slots, counts = found
-        idfs = idf(self.live, np.bincount(which, minlength=terms))
+        if of_several is None:
+            idfs = idf(self.live, np.bincount(which, minlength=terms))
+        else:
+            idfs = idf(of_several.fragments, of_several.holding)
         saturated = counts / (counts + norms[slots])
         sums = np.bincount(slots, idfs.astype(np.float32)[which] * saturated, len(self))
         return sums.astype(np.float32), float(idfs.sum())
 
-    def _gather_windows(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
-        held = self._count_matrix(found, terms)
-        inside = held[:, :-1] + held.take(self._neighbours.windows(), axis=1, mode="wrap") @ SHARES
-        idfs = idf(self.live, np.count_nonzero(inside, axis=1))
+    def _gather_windows(self, found: _Found, terms: int, norms: Floats, of_several: WordStatistics | None) -> _Weighed:
+        inside = self._gather_counts(found, terms)
+        if of_several is None:
+            idfs = idf(self.live, np.count_nonzero(inside, axis=1))
+        else:
+            idfs = idf(of_several.fragments, of_several.windows)
         inside /= inside + norms
         return idfs.astype(np.float32) @ inside, float(idfs.sum())
 
-    def _scatter_terms(self, found: _Found, terms: int, norms: Floats) -> _Weighed:
+    def _gather_counts(self, found: _Found, terms: int) -> Floats:
+        """(terms, n) counts in the windows."""
+        held = self._count_matrix(found, terms)
+        counts: Floats = held[:, :-1] + held.take(self._neighbours.windows(), axis=1, mode="wrap") @ SHARES
+        return counts
+
+    def _scatter_terms(self, found: _Found, terms: int, norms: Floats, of_several: WordStatistics | None) -> _Weighed:
         """Term by term, in the windows that it touches."""
+        values, most = np.zeros(len(self), np.float32), 0.0
+        for term, (held, touched, inside) in enumerate(self._list_touched(found, terms)):
+            if of_several is None:
+                value = np.float32(idf(self.live, np.array([len(touched)]))[0])
+            else:
+                value = np.float32(idf(of_several.fragments, of_several.windows[term : term + 1])[0])
+            at = touched if len(touched) < len(self) // 2 else slice(len(self))  # then gathering costs more than a pass
+            here = inside[at]
+            most_here = here + norms[at]
+            is_rare = held * len(SHARES) * _SPARSE_SHARE < len(self)  # rounds in another order
+            values[at] += value * here / most_here if is_rare else here / most_here * value
+            most += float(value)
+        return values, most
+
+    def _list_touched(self, found: _Found, terms: int) -> Iterator[tuple[int, Slots, Floats]]:
+        """Of each term: in how many fragments it is, the windows that it is in, and its counts in all windows, which
+        are valid until the next term."""
         which, slots, counts = found
         order = np.argsort(which, kind="stable")
         ends = np.cumsum(np.bincount(which, minlength=terms))
         inside = np.zeros(len(self) + 1, np.float32)  # the last one is for NOBODY
-        values, most = np.zeros(len(self), np.float32), 0.0
         for places in np.split(order, ends[:-1]) if terms else ():
             self._count_in_windows(slots[places], counts[places], inside)
-            touched = np.flatnonzero(inside[:-1] != 0)
-            value = np.float32(idf(self.live, np.array([len(touched)]))[0])
-            at = touched if len(touched) < len(self) // 2 else slice(len(self))  # then gathering costs more than a pass
-            here = inside[at]
-            most_here = here + norms[at]
-            is_rare = len(places) * len(SHARES) * _SPARSE_SHARE < len(self)  # rounds in another order
-            values[at] += value * here / most_here if is_rare else here / most_here * value
-            most += float(value)
+            yield len(places), np.flatnonzero(inside[:-1] != 0), inside
             inside[:] = 0
-        return values, most
 
     def _count_in_windows(self, slots: npt.NDArray[np.integer], counts: Floats, inside: Floats) -> None:
         """Add the count of each fragment that has a term to the windows that it is in; `inside` is 0 before."""

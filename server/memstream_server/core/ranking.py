@@ -47,7 +47,7 @@ from memstream_server.core.candidates import FindBest, best, best_of, candidates
 from memstream_server.core.columns import Columns, Mask, Slots
 from memstream_server.core.folding import fold_places
 from memstream_server.core.lending import Superseded, find_borrowers, lend_matches
-from memstream_server.core.lexical import Floats, Legs
+from memstream_server.core.lexical import Floats, Legs, WordStatistics
 from memstream_server.core.postings import Hashes
 from memstream_server.core.scores import ANSWER_WEIGHT, CHAIN_PART, PARTS, Assessed, Scored, recency
 from memstream_server.core.signals import Lent, Signals
@@ -97,6 +97,8 @@ class Question:
     """The windows of its phrases of time."""
     only_time: bool = False
     """Whether it names nothing else: a fragment of the time then matches it fully."""
+    of_several: WordStatistics | None = None
+    """Of a query over several memories: how often its words occur in all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,8 @@ class NearMiss:
     stage: Stage
     superseded_by: str = ""
     """Set by the caller for the stage SUPERSEDED."""
+    memory: str = ""
+    """Set by the caller in an answer of several memories: "namespace/name"."""
 
 
 @dataclass(frozen=True, slots=True)

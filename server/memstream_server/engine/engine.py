@@ -46,6 +46,7 @@ from memstream_server.engine.recall.past import Past
 from memstream_server.engine.recall.recall import Recaller
 from memstream_server.engine.recall.recall_receipts import RecallReceipts
 from memstream_server.engine.recall.reinforcement import Reinforcement
+from memstream_server.engine.recall.scopes import SeveralMemories, Together
 from memstream_server.engine.recall.standing_query import StandingQuery, as_standing
 from memstream_server.engine.recall.watch import Watchers
 from memstream_server.engine.requests import (
@@ -132,6 +133,16 @@ class Engine:
         self.recall_receipts = RecallReceipts(storage, models, runtime, self._registry, self.past, self._recaller)
         self.transfers = Transfers(
             storage, models, runtime, self._registry, self.operations, self.memories.remove_memory, parts.transfers
+        )
+        self.scopes = SeveralMemories(
+            storage.journal,
+            runtime.clock,
+            self._registry,
+            self._recaller,
+            self._reinforcement,
+            self.open_queries,
+            self._watchers,
+            self.recall,
         )
         self.reflecting = Reflecting(self.operations, self._jobs, self._registry, storage, models, runtime)
         self._batch_calls = BatchCalls(storage, runtime, self._ask_index)
@@ -328,22 +339,28 @@ class Engine:
         async with self._registry.use(namespace, name) as actor:
             return await self._batch_calls.observe_batch(actor, batch)
 
-    async def recall(self, namespace: str, name: str, query: Query) -> RecallAnswer:
+    async def recall(self, namespace: str, name: str, query: Query, together: Together | None = None) -> RecallAnswer:
         """Answer one query; cancellable. Afterwards the recalled fragments are offered to short-term, unless the query
-        is of the past."""
+        is of the past. `together`: of a recall over several memories, which reinforces itself."""
+        vectors = None if together is None else together.vectors
         if query.as_of is not None:
-            return await self._recall_past(namespace, name, query, query.as_of)
+            return await self._recall_past(namespace, name, query, query.as_of, vectors)
         async with self._registry.use(namespace, name) as actor:
             if query.receipt:
                 answer = await self.recall_receipts.recall_and_keep(
-                    actor, query, lambda: self._recall_current(actor, query)
+                    actor, query, lambda: self._recall_current(actor, query, vectors)
                 )
             else:
-                answer = await self._recall_current(actor, query)
-            self._reinforcement.queue_answer(actor, query, answer)
+                answer = await self._recall_current(actor, query, vectors)
+            if together is None:
+                self._reinforcement.queue_answer(actor, query, answer)
+            else:
+                together.actors.append(actor)
             return answer
 
-    async def _recall_past(self, namespace: str, name: str, query: Query, as_of: AsOf) -> RecallAnswer:
+    async def _recall_past(
+        self, namespace: str, name: str, query: Query, as_of: AsOf, vectors: dict[str, Vector] | None
+    ) -> RecallAnswer:
         """Rank the memory as it was; nothing is reinforced."""
         try:
             async with self.past.limit_loads():
@@ -353,7 +370,7 @@ class Engine:
                     now_us=past.time_us if query.now_us is None else query.now_us,
                     expiry_us=past.time_us,
                 )
-                answer = await self._recaller.recall(past, query)
+                answer = await self._recaller.recall(past, query, vectors)
         except JournalError as error:
             raise JournalUnavailable(NOT_READ, retry_after_s=0.5) from error
         gone = f"{len(past.missing)} fragments of that revision have left the memory since" if past.missing else ""
@@ -376,14 +393,14 @@ class Engine:
         """
         query, listed = as_standing(query), listed or OpenQuery()
         record = await self._registry.read_record(namespace, name)
-        with self._watchers.add_waiter(record) as waiting, self.open_queries.keep(record.uid, listed):
-            standing = StandingQuery(self._watchers, record, waiting, self._runtime.clock)
+        standing = StandingQuery(self._watchers, self._runtime.clock)
+        with standing, self.open_queries.keep([record.uid], listed):
             while True:
-                waiting.news.clear()
+                standing.waiting.news.clear()
                 async with self._registry.use(namespace, name) as actor:
                     if actor.uid != record.uid:
                         raise MemoryDeleted(f"memory {namespace}/{name} was deleted, and another memory has its name")
-                    standing.retention = actor.working.record.policy.retention
+                    standing.watch([actor.working.record])
                     change = standing.next_change(await self._recall_current(actor, query, standing.vectors))
                     if change is not None:
                         self._reinforcement.queue_answer(actor, query, change.answer)

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from memstream_server.core.filters import Filter, Unmatched
+from memstream_server.core.lexical import WordStatistics
 from memstream_server.core.policy import Policy, Truth
 from memstream_server.core.ranking import NearMiss
 from memstream_server.core.scores import Scored
@@ -222,6 +223,8 @@ class Query(Struct, frozen=True, gc=False, eq=False):
     """The query as the client sent it, if it asks for a receipt."""
     unembedded: str = ""
     """Of a replay: why there was no query vector; the text is not embedded then."""
+    words: tuple[WordStatistics, ...] = ()
+    """Of a query over several memories: how often its words occur in all of them, for each language."""
 
 
 class ChainLink(Struct, frozen=True, gc=False):
@@ -249,6 +252,8 @@ class Recollection(Struct, frozen=True, gc=False, eq=False):
     """A later statement of its speaker that may replace it, and stands before it; empty without one."""
     companion: Recollection | None = None
     """The reply to it; has no companion and no rank of its own."""
+    memory: str = ""
+    """The memory that holds it, "namespace/name", in an answer of several."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -303,6 +308,38 @@ class RecallAnswer(Struct, frozen=True, gc=False, eq=False):
     """The receipt that was kept; empty without one."""
     evidence: Evidence | None = None
     """Of a query that asks for a receipt."""
+    memories: tuple[MemoryAnswer, ...] = ()
+    """Of a query over several memories."""
+
+
+class MemoryAnswer(Struct, frozen=True, gc=False, eq=False):
+    """What one of several memories contributed to an answer."""
+
+    memory: str
+    """"namespace/name"."""
+    answer: RecallAnswer
+    """Its own answer, as if it had been asked alone."""
+    recollections: int = 0
+    """How many of the whole answer are from it."""
+    working_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scope:
+    """Memories that a query is asked in: a named one, else those of `prefix`, else those of `labels`."""
+
+    query: Query
+    """What each of them is asked."""
+    message: bytes
+    """The same as a message of the contract, for other servers."""
+    weight: float = 1.0
+    memory: tuple[str, str] | None = None
+    """(namespace, name)."""
+    prefix: str = ""
+    """Of "namespace/name"."""
+    namespace: str = ""
+    """Of the labels; empty for all namespaces."""
+    labels: Labels = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,6 +31,7 @@ recall_receipts: rpcs of receipts of recalls
 registration: registers handlers from the contract's descriptors
 request_reader: reads, bounds, decompresses and parses request messages
 rpc_table: rights, locality, capability and message size of every rpc
+scopes: queries over several memories: rights, and owners in other processes
 server: builds, starts and stops the gRPC server
 sessions: the list of a memory's sessions
 slow_consumer: ends a stream whose client does not read

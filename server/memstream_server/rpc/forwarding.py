@@ -25,17 +25,21 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 
+from memstream.v1.stream_service_pb2 import RecallOnceRequest
 from memstream_server.engine.errors import (
     EngineError,
     JournalUnavailable,
     LeaseLost,
+    MemoryNotFound,
     OwnedElsewhere,
     OwnerUnreachable,
+    RevisionNotReached,
 )
 from memstream_server.rpc.calls import REQUEST_ID, Tracing, Untraced, current_request_id, is_abandoned, wait_limit_s
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import PUSHBACK_KEY, STATUS_KEY, OwnerUntrusted
 from memstream_server.rpc.rpc_table import RPC_RULES, names_memory, path_of
+from memstream_server.rpc.wire.scopes import only_memory
 
 if TYPE_CHECKING:
     from memstream_server.engine.runtime.ownership import Ownership
@@ -213,24 +217,58 @@ class Forwarding:
             await asyncio.gather(following, waiting, return_exceptions=True)
             await answers.aclose()
 
+    # ---- questions of this server's own
+    async def find_owner(self, namespace: str, name: str) -> Owner | None:
+        """The other server that owns a memory; None: this one answers for it."""
+        return await self._ownership.find_owner(namespace, name)
+
+    async def ask(self, path: str, owner: Owner, request: Message, context: _Context) -> bytes:
+        """The owner's response to a request for the caller, shortly before the deadline of the call at the latest.
+
+        Raises OwnerUnreachable, MemoryNotFound, RevisionNotReached.
+        """
+        remaining_s: float | None = context.time_remaining()
+        limit_s = None if remaining_s is None else wait_limit_s(remaining_s)
+        if not owner.address:
+            raise OwnerUnreachable("the server that owns the memory has not said yet where it is")
+        try:
+            async with contextlib.aclosing(self._exchange(path, owner, request, None, context, limit_s)) as responses:
+                only: bytes | None = await anext(responses, None)
+        except grpc.aio.AioRpcError as error:
+            raise _error_of_owner(error) from None
+        if only is not None:
+            return only
+        raise OwnerUnreachable("the server that owns the memory gave no answer")
+
     # ---- forwarding
     async def _forward(
         self, method: MethodDescriptor, owner: Owner, first: Message, requests: Any, context: _Context
     ) -> Any:
         """The owner's responses, as bytes. Raises OwnerUnreachable; ends the call with the owner's status."""
+        limit_s = context.time_remaining()
+        responses = self._exchange(path_of(method), owner, first, requests, context, limit_s)
+        try:
+            async with contextlib.aclosing(responses):
+                async for response in responses:
+                    yield response
+        except grpc.aio.AioRpcError as error:
+            await _relay_status(error, context)
+
+    async def _exchange(
+        self, path: str, owner: Owner, first: Message, requests: Any, context: _Context, limit_s: float | None
+    ) -> AsyncGenerator[Any, None]:
+        """The owner's responses, as bytes. Raises OwnerUnreachable, AioRpcError."""
         channel = await self._connected_channel(owner)
-        path = path_of(method)
         metadata = (
             *self._peers.forwarded_metadata(_forwarded_metadata(context), path),
             *self._tracing.current_metadata(),
         )
-        timeout = context.time_remaining()
         call: _Call
         if requests is None:
             make: Any = channel.unary_stream(path, request_serializer=_serialize)
-            call = make(first, timeout=timeout, metadata=metadata)
+            call = make(first, timeout=limit_s, metadata=metadata)
         else:
-            call = channel.stream_stream(path, request_serializer=_serialize)(timeout=timeout, metadata=metadata)
+            call = channel.stream_stream(path, request_serializer=_serialize)(timeout=limit_s, metadata=metadata)
         passage = _ForwardedCall(owner.number, channel, call)
         self._forwarded.add(passage)
         self._start_watching()
@@ -246,8 +284,6 @@ class Forwarding:
             # Cancelled by _watch_owners or by `close`.
             text = "the server that owned the memory ended or lost it: what was asked may have been done"
             raise OwnerUnreachable(text, begun="yes") from None
-        except grpc.aio.AioRpcError as error:
-            await _relay_status(error, context)
         finally:
             self._forwarded.discard(passage)
             call.cancel()
@@ -358,6 +394,18 @@ async def _relay_status(error: grpc.aio.AioRpcError, context: _Context) -> None:
     await context.abort(error.code(), error.details() or "", trailing_metadata=trailing)
 
 
+def _error_of_owner(error: grpc.aio.AioRpcError) -> EngineError:
+    details = error.details() or "it refused"
+    if error.code() is grpc.StatusCode.NOT_FOUND:
+        return MemoryNotFound(details)
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        rich = [value for key, value in error.trailing_metadata() or () if key == STATUS_KEY]
+        if any(isinstance(each, bytes) and _error_info(each).reason == RevisionNotReached.reason for each in rich):
+            return RevisionNotReached(details)
+        return OwnerUnreachable("the server that owns the memory gave no answer in time")
+    return OwnerUnreachable(f"the server that owns the memory gave no answer: {details}")
+
+
 def _error_info(status: bytes) -> error_details_pb2.ErrorInfo:
     info = error_details_pb2.ErrorInfo()
     for detail in status_pb2.Status.FromString(status).details:
@@ -402,6 +450,8 @@ def _memory_of(request: Any) -> tuple[str, str] | None:
     if request is None:
         return None
     fields = request.DESCRIPTOR.fields_by_name
+    if isinstance(request, RecallOnceRequest) and request.query.scopes:
+        return only_memory(request.query)
     if "open" in fields:
         return _memory_of(request.open) if request.HasField("open") else None
     memory = getattr(request, "memory", "")

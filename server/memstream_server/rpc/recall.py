@@ -14,11 +14,12 @@ that is being written. Each query ends with exactly one of these messages, and n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import grpc.aio
 from msgspec.structs import replace
 
 from memstream.v1 import stream_service_pb2 as pb
@@ -40,6 +41,7 @@ from memstream_server.rpc.calls import AFTER_CLOSE_S, is_task_cancelled, wait_li
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import PermissionDenied, Unauthenticated, status_of_any
 from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.scopes import ScopeDenied, ScopedQuery
 from memstream_server.rpc.standing_queries import listed_query
 from memstream_server.rpc.validation import Violations, check_identifier, invalid_field, memory_name
 from memstream_server.rpc.wire import queries
@@ -47,6 +49,7 @@ from memstream_server.rpc.wire import queries
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
     from memstream_server.engine.requests import Change, RecallAnswer
+    from memstream_server.rpc.forwarding import Forwarding
 
 T = TypeVar("T")
 
@@ -66,7 +69,9 @@ def read_open(message: pb.RecallRequest, limits: Limits) -> RecallOpening:
     if message.WhichOneof("message") != "open":
         raise ProtocolViolation("the first message of a Recall stream must be `open`")
     found = Violations()
-    namespace, memory = memory_name(found, message.open.namespace, message.open.memory, limits, "open.")
+    namespace, memory = message.open.namespace, message.open.memory
+    if namespace or memory:  # else every query has scopes
+        memory_name(found, namespace, memory, limits, "open.")
     session = check_identifier(found, "open.session", message.open.session, limits)
     found.check()
     return RecallOpening(namespace, memory, session, message.open.done_in_recollections)
@@ -82,9 +87,11 @@ class RecallStream:
         opening: RecallOpening,
         limits: Limits,
         drain: Drain,
-        write: Callable[[pb.RecallResponse], Awaitable[None]],
-        time_remaining: Callable[[], float | None],
+        context: grpc.aio.ServicerContext[Any, Any],
+        forwarding: Forwarding | None = None,
     ) -> None:
+        self._context = context
+        self._forwarding = forwarding
         self._engine = engine
         self._opening = opening
         self._limits = limits
@@ -94,8 +101,8 @@ class RecallStream:
         self._answering: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         """All tasks of the stream."""
-        self._send = write
-        self._time_remaining = time_remaining
+        self._send = context.write
+        self._time_remaining = context.time_remaining
         self._closing = False
         self._closed = asyncio.Event()
         """Set when no more queries come."""
@@ -107,8 +114,10 @@ class RecallStream:
 
     async def responses(self, requests: AsyncIterator[pb.RecallRequest]) -> AsyncGenerator[pb.RecallResponse, None]:
         """Yields the server's first message; ends with an error, or after `close` once all queries are answered."""
-        record = await self._engine.memories.get(self._opening.namespace, self._opening.memory)
-        opened = pb.RecallOpened(memory_uid=record.uid, revision=record.revision, limits=self._limits.to_message())
+        opened = pb.RecallOpened(limits=self._limits.to_message())
+        if self._opening.memory:
+            record = await self._engine.memories.get(self._opening.namespace, self._opening.memory)
+            opened.memory_uid, opened.revision = record.uid, record.revision
         yield pb.RecallResponse(opened=opened)  # before any other message is written
         try:
             with self._drain.notify_on_drain(self._on_drain):
@@ -183,12 +192,12 @@ class RecallStream:
             raise ProtocolViolation("a message came with nothing set")
 
     async def _begin_query(self, message: pb.RecallQuery) -> None:
-        query_id, opening = message.query_id, self._opening
+        query_id = message.query_id
         if (refusal := self._check_new_query(query_id)) is not None:
             await self._fail_query(query_id[: self._limits.name_bytes_max], refusal)
             return
         try:
-            query = read_query(message, opening.namespace, opening.session, self._limits, self._engine.dimension)
+            query = self._read_query(message)
         except EngineError as error:
             await self._fail_query(query_id, error)
             return
@@ -197,6 +206,19 @@ class RecallStream:
         if not message.subscribe:
             self._answering.add(task)
         task.add_done_callback(lambda done: self._on_query_done(query_id, done))
+
+    def _read_query(self, message: pb.RecallQuery) -> Query | ScopedQuery:
+        opening, limits = self._opening, self._limits
+        if not message.scopes and opening.memory:
+            if message.count_words:
+                raise invalid_field("query.count_words", "is for RecallOnce")
+            return read_query(message, opening.namespace, opening.session, limits, self._engine.dimension)
+        found = Violations()
+        check_unnamed(found, opening.namespace, opening.memory, "open.")
+        if not message.scopes:
+            found.add("query.scopes", "is required: the stream names no memory")
+        found.check()
+        return ScopedQuery(self._engine, self._forwarding, limits, message, opening.session, self._context)
 
     def _check_new_query(self, query_id: str) -> EngineError | None:
         """The reason why a query with this id cannot start."""
@@ -228,24 +250,31 @@ class RecallStream:
         if self._queries.get(query_id) is task:
             del self._queries[query_id]
 
-    async def _answer_query(self, message: pb.RecallQuery, query: Query) -> None:
+    async def _answer_query(self, message: pb.RecallQuery, query: Query | ScopedQuery) -> None:
         try:
             await (self._follow_changes if message.subscribe else self._answer_once)(message, query)
         except (OwnedElsewhere, LeaseLost) as error:  # the memory moved, and the client must reconnect
             await self._write_message(pb.RecallResponse(going_away=pb.GoingAway(description=error.message)))
             self._end_stream(error)
         except (Unauthenticated, PermissionDenied) as error:
-            self._end_stream(error)
+            if not isinstance(error, ScopeDenied):
+                self._end_stream(error)
+            elif self._is_wanted(message):
+                await self._fail_query(message.query_id, error)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_task_cancelled():
                 raise
             if self._is_wanted(message):
                 await self._fail_query(message.query_id, error)
 
-    async def _answer_once(self, message: pb.RecallQuery, query: Query) -> None:
+    async def _answer_once(self, message: pb.RecallQuery, query: Query | ScopedQuery) -> None:
         timeout_s = query_timeout_s(message)
-        query = _with_time(query, timeout_s, self._time_remaining())
-        answer = await _limit_time(self._engine.recall(self._opening.namespace, self._opening.memory, query), timeout_s)
+        if isinstance(query, ScopedQuery):
+            answer = await recall_scopes(query, timeout_s, self._time_remaining())
+        else:
+            query = _with_time(query, timeout_s, self._time_remaining())
+            asking = self._engine.recall(self._opening.namespace, self._opening.memory, query)
+            answer = await _limit_time(asking, timeout_s)
         done = queries.done_response(message.query_id, answer, message.token_budget > 0)
         inside = done if self._opening.done_in_recollections else None
         responses = queries.recollection_responses(message.query_id, answer, message.explain, inside)
@@ -257,14 +286,17 @@ class RecallStream:
         if inside is None and self._is_wanted(message):
             await self._write_message(pb.RecallResponse(done=done), message.query_id)
 
-    async def _follow_changes(self, message: pb.RecallQuery, query: Query) -> None:
+    async def _follow_changes(self, message: pb.RecallQuery, query: Query | ScopedQuery) -> None:
         inside, budgeted = self._opening.done_in_recollections, message.token_budget > 0
         timeout_s = query_timeout_s(message)
-        query = _with_time(query, timeout_s, None)
         listed = listed_query(message, self._opening.session)
-        changes = self._engine.follow_query(
-            self._opening.namespace, self._opening.memory, query, recheck_caller, listed
-        )
+        if isinstance(query, ScopedQuery):
+            changes = self._engine.scopes.follow(query, recheck_caller, listed)
+        else:
+            query = _with_time(query, timeout_s, None)
+            changes = self._engine.follow_query(
+                self._opening.namespace, self._opening.memory, query, recheck_caller, listed
+            )
         async with aclosing(changes):
             change: Change | None = await _limit_time(anext(changes), timeout_s)
             while change is not None:
@@ -341,6 +373,23 @@ async def recall_once(
     """Answers one query within its own timeout and the call's."""
     query = _with_time(query, timeout_s, time_remaining_s)
     return await _limit_time(_recall_once(engine, namespace, memory, query, query.time_s), timeout_s)
+
+
+def check_unnamed(found: Violations, namespace: str, memory: str, prefix: str = "") -> None:
+    """A query with scopes is of no other memory."""
+    for name, value in (("namespace", namespace), ("memory", memory)):
+        if value:
+            found.add(f"{prefix}{name}", "is given with query.scopes, which name the memories")
+
+
+async def recall_scopes(scoped: ScopedQuery, timeout_s: float | None, time_remaining_s: float | None) -> RecallAnswer:
+    """Answers a query with scopes within its own timeout and the call's."""
+    times_s = [each for each in (timeout_s, time_remaining_s) if each is not None]
+
+    async def answer() -> RecallAnswer:
+        return await scoped.recall(await scoped.find_memories(), min(times_s, default=None))
+
+    return await _limit_time(answer(), timeout_s)
 
 
 async def _recall_once(

@@ -59,10 +59,11 @@ _CLONE = (Need(_READ, ("namespace",)), Need(_WRITE, ("new_namespace", "namespace
 _MEMSTREAM_RPCS: dict[str, dict[str, RpcRule]] = {
     "StreamService": {
         "Observe": _rpc(_OBSERVE, "open.namespace", large_messages=True),
-        "Recall": _rpc(_RECALL, "open.namespace", capability="SUBSCRIBE"),  # its standing queries
+        # A query with scopes names no namespace: rpc/scopes.py checks the rights for each memory.
+        "Recall": _rpc(_RECALL, "open.namespace", capability="SUBSCRIBE", optional=True),  # its standing queries
         "Watch": _rpc(_READ, capability="WATCH"),
         "ObserveBatch": _rpc(_OBSERVE, large_messages=True),
-        "RecallOnce": _rpc(_RECALL),
+        "RecallOnce": _rpc(_RECALL, optional=True),
     },
     "MemoryService": {
         "CreateMemory": _rpc(_WRITE, served_anywhere=True),
@@ -179,4 +180,17 @@ def find_namespace(request: Any, need: Need) -> str:
             value = getattr(value, name)
         if value:
             return str(value)
+    return ""
+
+
+def find_memory_name(request: Any, need: Need) -> str:
+    """The name of the memory that a request names beside that namespace; empty if it names none."""
+    for path in need.at:
+        *parents, last = path.split(".")
+        holder = request
+        for name in parents:
+            holder = getattr(holder, name)
+        if last == "namespace" and holder.namespace:
+            named = getattr(holder, "memory", None) or getattr(holder, "name", "")
+            return named if isinstance(named, str) else ""
     return ""

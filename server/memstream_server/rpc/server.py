@@ -190,7 +190,13 @@ def build_server(
 ) -> RpcServer:
     """Like `create_server`, from its parts; without `conversations` the rpcs of that service are refused."""
     limits_interceptor = ErrorAndLimitsInterceptor(drain, limits, metrics)
-    authorization = None if access is None else access.create_interceptor(lambda id: engine.operations.get(id))
+    authorization = (
+        None
+        if access is None
+        else access.create_interceptor(
+            lambda id: engine.operations.get(id), lambda namespace, name: engine.memories.get(namespace, name)
+        )
+    )
     gate = authorization or OpenAccessInterceptor()
     exempt = (lambda _peer: False) if access is None else access.is_proxy
     if authorization is not None and authorization.admission.limits_cost and (turns := find_turns()) is not None:
@@ -202,7 +208,10 @@ def build_server(
     operations = OperationService(engine, limits)
     services = [
         (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], TransferringMemoryService(engine, limits)),
-        (stream_service_pb2.DESCRIPTOR.services_by_name["StreamService"], StreamService(engine, limits, drain)),
+        (
+            stream_service_pb2.DESCRIPTOR.services_by_name["StreamService"],
+            StreamService(engine, limits, drain, forwarding),
+        ),
         (conversation_service_pb2.DESCRIPTOR.services_by_name["ConversationService"], conversation_service),
         (operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"], operations),
         (server_service_pb2.DESCRIPTOR.services_by_name["ServerService"], info),

@@ -10,11 +10,12 @@ import grpc.aio
 
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.engine.errors import ProtocolViolation
-from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
+from memstream_server.engine.requests import AckLevel, NewObservation, Query, Refusal
 from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.rpc import observe, recall, watch
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.scopes import ScopedQuery
 from memstream_server.rpc.slow_consumer import end_if_stalled
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name
 from memstream_server.rpc.wire import observations, queries
@@ -22,6 +23,7 @@ from memstream_server.rpc.wire.progress import ACK_LEVELS, outcome_messages, rej
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
+    from memstream_server.rpc.forwarding import Forwarding
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -29,7 +31,8 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class StreamService:
     """The servicer: Observe, Recall, Watch, ObserveBatch, RecallOnce."""
 
-    def __init__(self, engine: Engine, limits: Limits, drain: Drain) -> None:
+    def __init__(self, engine: Engine, limits: Limits, drain: Drain, forwarding: Forwarding | None = None) -> None:
+        self._forwarding = forwarding
         self._engine = engine
         self._limits = limits
         self._drain = drain
@@ -65,7 +68,7 @@ class StreamService:
             raise ProtocolViolation("the stream ended before `open`")
         opening = recall.read_open(first, self._limits)
         stream = recall.RecallStream(
-            self._engine, opening, self._limits, self._drain.memories, context.write, context.time_remaining
+            self._engine, opening, self._limits, self._drain.memories, context, self._forwarding
         )
         async with aclosing(stream.responses(requests)) as responses:
             async for response in responses:
@@ -132,15 +135,28 @@ class StreamService:
     async def recall_once(self, request: pb.RecallOnceRequest, context: _Context) -> bytes:
         """One query. The serialised RecallOnceResponse."""
         limits, found = self._limits, Violations()
-        namespace, memory = memory_name(found, request.namespace, request.memory, limits)
         session = check_identifier(found, "session", request.session, limits)
         query_id = check_identifier(found, "query.query_id", request.query.query_id, limits)
         if request.query.subscribe:
             found.add("query.subscribe", "is for a query on a Recall stream: this call has one answer")
-        found.check()
-        query = recall.read_query(request.query, namespace, session, limits, self._engine.dimension)
-        answer = await recall.recall_once(
-            self._engine, namespace, memory, query, recall.query_timeout_s(request.query), context.time_remaining()
-        )
+        if request.query.scopes:
+            recall.check_unnamed(found, request.namespace, request.memory)
+            found.check()
+            scoped = ScopedQuery(self._engine, self._forwarding, limits, request.query, session, context)
+            query = scoped.whole
+            answer = await recall.recall_scopes(scoped, recall.query_timeout_s(request.query), context.time_remaining())
+        else:
+            namespace, memory = memory_name(found, request.namespace, request.memory, limits)
+            found.check()
+            query = recall.read_query(request.query, namespace, session, limits, self._engine.dimension)
+            if request.query.count_words:
+                return (await self._count_words(namespace, memory, query)).SerializeToString()
+            answer = await recall.recall_once(
+                self._engine, namespace, memory, query, recall.query_timeout_s(request.query), context.time_remaining()
+            )
         done = queries.done_response(query_id, answer, query.token_budget > 0)
         return recall.check_size(await queries.encode_answer(query_id, answer, query.explain, done), limits)
+
+    async def _count_words(self, namespace: str, memory: str, query: Query) -> pb.RecallOnceResponse:
+        words = await self._engine.scopes.count_words(namespace, memory, query)
+        return pb.RecallOnceResponse(done=pb.RecallDone(word_statistics=queries.words_message(words)))

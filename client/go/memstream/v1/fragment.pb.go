@@ -1323,7 +1323,13 @@ type FragmentFilter struct {
 	// None of these fragments.
 	ExcludeIds []string `protobuf:"bytes,9,rep,name=exclude_ids,json=excludeIds,proto3" json:"exclude_ids,omitempty"`
 	// In one of these tiers.
-	Tiers         []Tier `protobuf:"varint,10,rep,packed,name=tiers,proto3,enum=memstream.v1.Tier" json:"tiers,omitempty"`
+	Tiers []Tier `protobuf:"varint,10,rep,packed,name=tiers,proto3,enum=memstream.v1.Tier" json:"tiers,omitempty"`
+	// Matches each of these filters too.
+	AllOf []*FragmentFilter `protobuf:"bytes,11,rep,name=all_of,json=allOf,proto3" json:"all_of,omitempty"`
+	// Matches at least one of these filters.
+	AnyOf []*FragmentFilter `protobuf:"bytes,12,rep,name=any_of,json=anyOf,proto3" json:"any_of,omitempty"`
+	// Matches none of these filters.
+	NoneOf        []*FragmentFilter `protobuf:"bytes,13,rep,name=none_of,json=noneOf,proto3" json:"none_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1424,6 +1430,27 @@ func (x *FragmentFilter) GetExcludeIds() []string {
 func (x *FragmentFilter) GetTiers() []Tier {
 	if x != nil {
 		return x.Tiers
+	}
+	return nil
+}
+
+func (x *FragmentFilter) GetAllOf() []*FragmentFilter {
+	if x != nil {
+		return x.AllOf
+	}
+	return nil
+}
+
+func (x *FragmentFilter) GetAnyOf() []*FragmentFilter {
+	if x != nil {
+		return x.AnyOf
+	}
+	return nil
+}
+
+func (x *FragmentFilter) GetNoneOf() []*FragmentFilter {
+	if x != nil {
+		return x.NoneOf
 	}
 	return nil
 }
@@ -1806,7 +1833,7 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x121\n" +
 	"\x05value\x18\x02 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05value:\x028\x01B\x06\n" +
-	"\x04body\"\x8c\x04\n" +
+	"\x04body\"\xad\x05\n" +
 	"\x0eFragmentFilter\x12\x1a\n" +
 	"\bsessions\x18\x01 \x03(\tR\bsessions\x12\x1a\n" +
 	"\bspeakers\x18\x02 \x03(\tR\bspeakers\x120\n" +
@@ -1819,7 +1846,10 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\vexclude_ids\x18\t \x03(\tR\n" +
 	"excludeIds\x12(\n" +
 	"\x05tiers\x18\n" +
-	" \x03(\x0e2\x12.memstream.v1.TierR\x05tiersB\x11\n" +
+	" \x03(\x0e2\x12.memstream.v1.TierR\x05tiers\x123\n" +
+	"\x06all_of\x18\v \x03(\v2\x1c.memstream.v1.FragmentFilterR\x05allOf\x123\n" +
+	"\x06any_of\x18\f \x03(\v2\x1c.memstream.v1.FragmentFilterR\x05anyOf\x125\n" +
+	"\anone_of\x18\r \x03(\v2\x1c.memstream.v1.FragmentFilterR\x06noneOfB\x11\n" +
 	"\x0f_importance_minB\x11\n" +
 	"\x0f_importance_max\"@\n" +
 	"\x12UnmatchedCondition\x12\x14\n" +
@@ -1948,18 +1978,21 @@ var file_memstream_v1_fragment_proto_depIdxs = []int32{
 	18, // 24: memstream.v1.FragmentFilter.observe_time_max:type_name -> google.protobuf.Timestamp
 	13, // 25: memstream.v1.FragmentFilter.metadata:type_name -> memstream.v1.MetadataCondition
 	0,  // 26: memstream.v1.FragmentFilter.tiers:type_name -> memstream.v1.Tier
-	7,  // 27: memstream.v1.MetadataCondition.values:type_name -> memstream.v1.MetadataValue
-	18, // 28: memstream.v1.Suspicion.create_time:type_name -> google.protobuf.Timestamp
-	14, // 29: memstream.v1.ConflictRecord.suspicion:type_name -> memstream.v1.Suspicion
-	6,  // 30: memstream.v1.ConflictRecord.decision:type_name -> memstream.v1.ConflictDecision
-	18, // 31: memstream.v1.ConflictRecord.decide_time:type_name -> google.protobuf.Timestamp
-	7,  // 32: memstream.v1.Observation.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	7,  // 33: memstream.v1.Fragment.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	34, // [34:34] is the sub-list for method output_type
-	34, // [34:34] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	11, // 27: memstream.v1.FragmentFilter.all_of:type_name -> memstream.v1.FragmentFilter
+	11, // 28: memstream.v1.FragmentFilter.any_of:type_name -> memstream.v1.FragmentFilter
+	11, // 29: memstream.v1.FragmentFilter.none_of:type_name -> memstream.v1.FragmentFilter
+	7,  // 30: memstream.v1.MetadataCondition.values:type_name -> memstream.v1.MetadataValue
+	18, // 31: memstream.v1.Suspicion.create_time:type_name -> google.protobuf.Timestamp
+	14, // 32: memstream.v1.ConflictRecord.suspicion:type_name -> memstream.v1.Suspicion
+	6,  // 33: memstream.v1.ConflictRecord.decision:type_name -> memstream.v1.ConflictDecision
+	18, // 34: memstream.v1.ConflictRecord.decide_time:type_name -> google.protobuf.Timestamp
+	7,  // 35: memstream.v1.Observation.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	7,  // 36: memstream.v1.Fragment.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	37, // [37:37] is the sub-list for method output_type
+	37, // [37:37] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_fragment_proto_init() }

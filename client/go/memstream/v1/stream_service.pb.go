@@ -1402,9 +1402,9 @@ func (*RecallRequest_Close) isRecallRequest_Message() {}
 // Opens a Recall stream.
 type RecallOpen struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The memory's namespace.
+	// The memory's namespace; empty if every query has `scopes`.
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// The memory.
+	// The memory; empty if every query has `scopes`.
 	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
 	// The session of the recalls: if it then observes the words of a recollection, that is an echo, unless the caller may
 	// not observe.
@@ -1559,7 +1559,27 @@ type RecallQuery struct {
 	//
 	//	*RecallQuery_AsOfTime
 	//	*RecallQuery_AsOfRevision
-	AsOf          isRecallQuery_AsOf `protobuf_oneof:"as_of"`
+	AsOf isRecallQuery_AsOf `protobuf_oneof:"as_of"`
+	// Ask these memories, in place of the one that the call or the stream names, which then names none: 1 to 100 scopes,
+	// at most 1,000 memories. The answer is one ranking, by score times weight. A memory that several scopes select is
+	// asked once: as the scope says that names it, else as the first that selects it. Naming a memory twice is
+	// INVALID_ARGUMENT. A list with one named memory gives the same answer as a call that names the memory.
+	// Words are weighed by how often they occur in all of these memories together. What several memories hold of the
+	// limits of the policy (`limit` unset) is the largest. `min_revision` is given by scope. With `as_of`, every memory is
+	// ranked as of the same time, with present word statistics. With `receipt`, every memory keeps a receipt of its
+	// part, of more recollections than the answer has. A fragment that several of the memories hold, because one is an
+	// import of another, is returned once.
+	Scopes []*RecallScope `protobuf:"bytes,28,rep,name=scopes,proto3" json:"scopes,omitempty"`
+	// Leave out named memories that do not exist or that the caller may not recall, instead of failing. The answer does
+	// not say which of the two.
+	Partial bool `protobuf:"varint,29,opt,name=partial,proto3" json:"partial,omitempty"`
+	// Rank by these statistics of words instead of the memory's own, if they are of the query's words in the memory's
+	// language. Servers set it when they ask one another, and receipts of recalls over several memories keep it. Not with
+	// `scopes`.
+	WordStatistics []*WordStatistics `protobuf:"bytes,30,rep,name=word_statistics,json=wordStatistics,proto3" json:"word_statistics,omitempty"`
+	// Return `RecallDone.word_statistics`, and no recollections. Servers ask one another for it. Only in RecallOnce, and
+	// not with `scopes`.
+	CountWords    bool `protobuf:"varint,31,opt,name=count_words,json=countWords,proto3" json:"count_words,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1791,6 +1811,34 @@ func (x *RecallQuery) GetAsOfRevision() int64 {
 	return 0
 }
 
+func (x *RecallQuery) GetScopes() []*RecallScope {
+	if x != nil {
+		return x.Scopes
+	}
+	return nil
+}
+
+func (x *RecallQuery) GetPartial() bool {
+	if x != nil {
+		return x.Partial
+	}
+	return false
+}
+
+func (x *RecallQuery) GetWordStatistics() []*WordStatistics {
+	if x != nil {
+		return x.WordStatistics
+	}
+	return nil
+}
+
+func (x *RecallQuery) GetCountWords() bool {
+	if x != nil {
+		return x.CountWords
+	}
+	return false
+}
+
 type isRecallQuery_Observation interface {
 	isRecallQuery_Observation()
 }
@@ -1819,13 +1867,301 @@ type RecallQuery_AsOfTime struct {
 }
 
 type RecallQuery_AsOfRevision struct {
-	// As of this revision; expiry counts at the time when it was committed.
+	// As of this revision; expiry counts at the time when it was committed. Not with several memories.
 	AsOfRevision int64 `protobuf:"varint,24,opt,name=as_of_revision,json=asOfRevision,proto3,oneof"`
 }
 
 func (*RecallQuery_AsOfTime) isRecallQuery_AsOf() {}
 
 func (*RecallQuery_AsOfRevision) isRecallQuery_AsOf() {}
+
+// Memories that a query is asked in: one, those of a prefix, or those with labels. Prefix and labels select among the
+// memories that the caller may recall.
+type RecallScope struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Exactly one is set.
+	//
+	// Types that are valid to be assigned to Memories:
+	//
+	//	*RecallScope_Memory
+	//	*RecallScope_Prefix
+	//	*RecallScope_Labels
+	Memories isRecallScope_Memories `protobuf_oneof:"memories"`
+	// The score of a recollection times this weight decides its place, more than 0 and at most 100. Unset: 1.
+	Weight *float64 `protobuf:"fixed64,4,opt,name=weight,proto3,oneof" json:"weight,omitempty"`
+	// Most recollections of each of these memories, 1 to `Limits.recall_limit_max`. Unset: as many as of all.
+	Limit *int32 `protobuf:"varint,5,opt,name=limit,proto3,oneof" json:"limit,omitempty"`
+	// What these memories may contribute must pass this filter too, including working memory.
+	Filter *FragmentFilter `protobuf:"bytes,6,opt,name=filter,proto3" json:"filter,omitempty"`
+	// With `memory`: wait until this revision of it is visible, as `RecallQuery.min_revision`.
+	MinRevision   int64 `protobuf:"varint,7,opt,name=min_revision,json=minRevision,proto3" json:"min_revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecallScope) Reset() {
+	*x = RecallScope{}
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecallScope) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecallScope) ProtoMessage() {}
+
+func (x *RecallScope) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecallScope.ProtoReflect.Descriptor instead.
+func (*RecallScope) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *RecallScope) GetMemories() isRecallScope_Memories {
+	if x != nil {
+		return x.Memories
+	}
+	return nil
+}
+
+func (x *RecallScope) GetMemory() string {
+	if x != nil {
+		if x, ok := x.Memories.(*RecallScope_Memory); ok {
+			return x.Memory
+		}
+	}
+	return ""
+}
+
+func (x *RecallScope) GetPrefix() string {
+	if x != nil {
+		if x, ok := x.Memories.(*RecallScope_Prefix); ok {
+			return x.Prefix
+		}
+	}
+	return ""
+}
+
+func (x *RecallScope) GetLabels() *LabelSelector {
+	if x != nil {
+		if x, ok := x.Memories.(*RecallScope_Labels); ok {
+			return x.Labels
+		}
+	}
+	return nil
+}
+
+func (x *RecallScope) GetWeight() float64 {
+	if x != nil && x.Weight != nil {
+		return *x.Weight
+	}
+	return 0
+}
+
+func (x *RecallScope) GetLimit() int32 {
+	if x != nil && x.Limit != nil {
+		return *x.Limit
+	}
+	return 0
+}
+
+func (x *RecallScope) GetFilter() *FragmentFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+func (x *RecallScope) GetMinRevision() int64 {
+	if x != nil {
+		return x.MinRevision
+	}
+	return 0
+}
+
+type isRecallScope_Memories interface {
+	isRecallScope_Memories()
+}
+
+type RecallScope_Memory struct {
+	// One memory, as "namespace/memory".
+	Memory string `protobuf:"bytes,1,opt,name=memory,proto3,oneof"`
+}
+
+type RecallScope_Prefix struct {
+	// The memories whose "namespace/memory" begins with this text: "user/" are those of the namespace `user`,
+	// "team/core-" those of `team` whose names begin with "core-", "team-" those of every namespace that begins so.
+	Prefix string `protobuf:"bytes,2,opt,name=prefix,proto3,oneof"`
+}
+
+type RecallScope_Labels struct {
+	// The memories that have these labels.
+	Labels *LabelSelector `protobuf:"bytes,3,opt,name=labels,proto3,oneof"`
+}
+
+func (*RecallScope_Memory) isRecallScope_Memories() {}
+
+func (*RecallScope_Prefix) isRecallScope_Memories() {}
+
+func (*RecallScope_Labels) isRecallScope_Memories() {}
+
+// Memories by their labels.
+type LabelSelector struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Those of this namespace. Empty: of every namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Those that have each of these labels with exactly that value; at least one.
+	Labels        map[string]string `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LabelSelector) Reset() {
+	*x = LabelSelector{}
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LabelSelector) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LabelSelector) ProtoMessage() {}
+
+func (x *LabelSelector) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LabelSelector.ProtoReflect.Descriptor instead.
+func (*LabelSelector) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *LabelSelector) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *LabelSelector) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+// How often the words of a query occur in several memories together. Lists are in the order of `terms`.
+type WordStatistics struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Live fragments.
+	Fragments int64 `protobuf:"varint,1,opt,name=fragments,proto3" json:"fragments,omitempty"`
+	// Words in them.
+	Words int64 `protobuf:"varint,2,opt,name=words,proto3" json:"words,omitempty"`
+	// Words in their context windows, a neighbour's weighted by distance.
+	WindowWords float64 `protobuf:"fixed64,3,opt,name=window_words,json=windowWords,proto3" json:"window_words,omitempty"`
+	// Hashes of the words, distinct and ascending, each as 8 bytes, the lowest first.
+	Terms []byte `protobuf:"bytes,4,opt,name=terms,proto3" json:"terms,omitempty"`
+	// Fragments that have the word.
+	FragmentsWith []int64 `protobuf:"varint,5,rep,packed,name=fragments_with,json=fragmentsWith,proto3" json:"fragments_with,omitempty"`
+	// Context windows that have the word.
+	WindowsWith   []int64 `protobuf:"varint,6,rep,packed,name=windows_with,json=windowsWith,proto3" json:"windows_with,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WordStatistics) Reset() {
+	*x = WordStatistics{}
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WordStatistics) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WordStatistics) ProtoMessage() {}
+
+func (x *WordStatistics) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WordStatistics.ProtoReflect.Descriptor instead.
+func (*WordStatistics) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *WordStatistics) GetFragments() int64 {
+	if x != nil {
+		return x.Fragments
+	}
+	return 0
+}
+
+func (x *WordStatistics) GetWords() int64 {
+	if x != nil {
+		return x.Words
+	}
+	return 0
+}
+
+func (x *WordStatistics) GetWindowWords() float64 {
+	if x != nil {
+		return x.WindowWords
+	}
+	return 0
+}
+
+func (x *WordStatistics) GetTerms() []byte {
+	if x != nil {
+		return x.Terms
+	}
+	return nil
+}
+
+func (x *WordStatistics) GetFragmentsWith() []int64 {
+	if x != nil {
+		return x.FragmentsWith
+	}
+	return nil
+}
+
+func (x *WordStatistics) GetWindowsWith() []int64 {
+	if x != nil {
+		return x.WindowsWith
+	}
+	return nil
+}
 
 // Weights of the score: alpha x recency + beta x relevance + gamma x importance.
 type RecallWeights struct {
@@ -1842,7 +2178,7 @@ type RecallWeights struct {
 
 func (x *RecallWeights) Reset() {
 	*x = RecallWeights{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[17]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1854,7 +2190,7 @@ func (x *RecallWeights) String() string {
 func (*RecallWeights) ProtoMessage() {}
 
 func (x *RecallWeights) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[17]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1867,7 +2203,7 @@ func (x *RecallWeights) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallWeights.ProtoReflect.Descriptor instead.
 func (*RecallWeights) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{17}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RecallWeights) GetAlpha() float64 {
@@ -1903,7 +2239,7 @@ type RecallCancel struct {
 
 func (x *RecallCancel) Reset() {
 	*x = RecallCancel{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[18]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1915,7 +2251,7 @@ func (x *RecallCancel) String() string {
 func (*RecallCancel) ProtoMessage() {}
 
 func (x *RecallCancel) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[18]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1928,7 +2264,7 @@ func (x *RecallCancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallCancel.ProtoReflect.Descriptor instead.
 func (*RecallCancel) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{18}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RecallCancel) GetQueryId() string {
@@ -1947,7 +2283,7 @@ type RecallClose struct {
 
 func (x *RecallClose) Reset() {
 	*x = RecallClose{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[19]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1959,7 +2295,7 @@ func (x *RecallClose) String() string {
 func (*RecallClose) ProtoMessage() {}
 
 func (x *RecallClose) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[19]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1972,7 +2308,7 @@ func (x *RecallClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallClose.ProtoReflect.Descriptor instead.
 func (*RecallClose) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{19}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{22}
 }
 
 // A message of the server on a Recall stream.
@@ -1995,7 +2331,7 @@ type RecallResponse struct {
 
 func (x *RecallResponse) Reset() {
 	*x = RecallResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[20]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2007,7 +2343,7 @@ func (x *RecallResponse) String() string {
 func (*RecallResponse) ProtoMessage() {}
 
 func (x *RecallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[20]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2020,7 +2356,7 @@ func (x *RecallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallResponse.ProtoReflect.Descriptor instead.
 func (*RecallResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{20}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RecallResponse) GetMessage() isRecallResponse_Message {
@@ -2134,7 +2470,7 @@ func (*RecallResponse_Retracted) isRecallResponse_Message() {}
 // The stream is open.
 type RecallOpened struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The memory's uid.
+	// The memory's uid; empty if the stream names no memory.
 	MemoryUid string `protobuf:"bytes,1,opt,name=memory_uid,json=memoryUid,proto3" json:"memory_uid,omitempty"`
 	// Its revision.
 	Revision int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -2146,7 +2482,7 @@ type RecallOpened struct {
 
 func (x *RecallOpened) Reset() {
 	*x = RecallOpened{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[21]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2158,7 +2494,7 @@ func (x *RecallOpened) String() string {
 func (*RecallOpened) ProtoMessage() {}
 
 func (x *RecallOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[21]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2171,7 +2507,7 @@ func (x *RecallOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallOpened.ProtoReflect.Descriptor instead.
 func (*RecallOpened) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{21}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RecallOpened) GetMemoryUid() string {
@@ -2215,7 +2551,7 @@ type Recollections struct {
 
 func (x *Recollections) Reset() {
 	*x = Recollections{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[22]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2227,7 +2563,7 @@ func (x *Recollections) String() string {
 func (*Recollections) ProtoMessage() {}
 
 func (x *Recollections) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[22]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2240,7 +2576,7 @@ func (x *Recollections) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recollections.ProtoReflect.Descriptor instead.
 func (*Recollections) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{22}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Recollections) GetQueryId() string {
@@ -2313,14 +2649,16 @@ type Recollection struct {
 	// If the fragment is an earlier statement that a later one may have replaced: the id of the latest one, which has a
 	// better rank. Both are statements of one speaker that share many words. Nobody decided that they contradict each
 	// other: ResolveConflict does.
-	LaterId       string `protobuf:"bytes,12,opt,name=later_id,json=laterId,proto3" json:"later_id,omitempty"`
+	LaterId string `protobuf:"bytes,12,opt,name=later_id,json=laterId,proto3" json:"later_id,omitempty"`
+	// The memory that holds it, as "namespace/memory", if the answer lists memories (`RecallDone.memories`).
+	Memory        string `protobuf:"bytes,13,opt,name=memory,proto3" json:"memory,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Recollection) Reset() {
 	*x = Recollection{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2332,7 +2670,7 @@ func (x *Recollection) String() string {
 func (*Recollection) ProtoMessage() {}
 
 func (x *Recollection) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2345,7 +2683,7 @@ func (x *Recollection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Recollection.ProtoReflect.Descriptor instead.
 func (*Recollection) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{23}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Recollection) GetFragment() *Fragment {
@@ -2432,6 +2770,13 @@ func (x *Recollection) GetLaterId() string {
 	return ""
 }
 
+func (x *Recollection) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
 // A fragment in a chain of supersessions.
 type ChainLink struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2447,7 +2792,7 @@ type ChainLink struct {
 
 func (x *ChainLink) Reset() {
 	*x = ChainLink{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[24]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2459,7 +2804,7 @@ func (x *ChainLink) String() string {
 func (*ChainLink) ProtoMessage() {}
 
 func (x *ChainLink) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[24]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2472,7 +2817,7 @@ func (x *ChainLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChainLink.ProtoReflect.Descriptor instead.
 func (*ChainLink) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{24}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ChainLink) GetFragmentId() string {
@@ -2509,7 +2854,7 @@ type Explanation struct {
 
 func (x *Explanation) Reset() {
 	*x = Explanation{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[25]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2521,7 +2866,7 @@ func (x *Explanation) String() string {
 func (*Explanation) ProtoMessage() {}
 
 func (x *Explanation) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[25]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2534,7 +2879,7 @@ func (x *Explanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Explanation.ProtoReflect.Descriptor instead.
 func (*Explanation) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{25}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Explanation) GetParts() []*ScorePart {
@@ -2572,7 +2917,7 @@ type ScorePart struct {
 
 func (x *ScorePart) Reset() {
 	*x = ScorePart{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[26]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2584,7 +2929,7 @@ func (x *ScorePart) String() string {
 func (*ScorePart) ProtoMessage() {}
 
 func (x *ScorePart) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[26]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2597,7 +2942,7 @@ func (x *ScorePart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScorePart.ProtoReflect.Descriptor instead.
 func (*ScorePart) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{26}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ScorePart) GetName() string {
@@ -2648,14 +2993,16 @@ type NearMiss struct {
 	// Its relevance, if it was scored.
 	Relevance *float64 `protobuf:"fixed64,4,opt,name=relevance,proto3,oneof" json:"relevance,omitempty"`
 	// With the stage "superseded": the fragment that supersedes it.
-	SupersededBy  string `protobuf:"bytes,5,opt,name=superseded_by,json=supersededBy,proto3" json:"superseded_by,omitempty"`
+	SupersededBy string `protobuf:"bytes,5,opt,name=superseded_by,json=supersededBy,proto3" json:"superseded_by,omitempty"`
+	// As in `Recollection.memory`.
+	Memory        string `protobuf:"bytes,6,opt,name=memory,proto3" json:"memory,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NearMiss) Reset() {
 	*x = NearMiss{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2667,7 +3014,7 @@ func (x *NearMiss) String() string {
 func (*NearMiss) ProtoMessage() {}
 
 func (x *NearMiss) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[27]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2680,7 +3027,7 @@ func (x *NearMiss) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NearMiss.ProtoReflect.Descriptor instead.
 func (*NearMiss) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{27}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *NearMiss) GetFragmentId() string {
@@ -2716,6 +3063,158 @@ func (x *NearMiss) GetSupersededBy() string {
 		return x.SupersededBy
 	}
 	return ""
+}
+
+func (x *NearMiss) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+// What one of several memories contributed to an answer.
+type MemoryAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The memory, as "namespace/memory".
+	Memory string `protobuf:"bytes,1,opt,name=memory,proto3" json:"memory,omitempty"`
+	// The revision that was read; 0 if it did not answer.
+	Revision int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Fragments that passed the filter and `truth`.
+	Eligible int64 `protobuf:"varint,3,opt,name=eligible,proto3" json:"eligible,omitempty"`
+	// Candidates that were scored.
+	Considered int64 `protobuf:"varint,4,opt,name=considered,proto3" json:"considered,omitempty"`
+	// The best relevance among them, returned or not.
+	BestRelevance float64 `protobuf:"fixed64,5,opt,name=best_relevance,json=bestRelevance,proto3" json:"best_relevance,omitempty"`
+	// As `RecallDone.weak`, of this memory.
+	Weak bool `protobuf:"varint,6,opt,name=weak,proto3" json:"weak,omitempty"`
+	// As `RecallDone.degraded`, of this memory; if it did not answer, why.
+	Degraded string `protobuf:"bytes,7,opt,name=degraded,proto3" json:"degraded,omitempty"`
+	// Recollections of the answer that are from it.
+	Recollections int32 `protobuf:"varint,8,opt,name=recollections,proto3" json:"recollections,omitempty"`
+	// Its working memory in `Recollections.working_memory_ids`.
+	WorkingMemoryIds []string `protobuf:"bytes,9,rep,name=working_memory_ids,json=workingMemoryIds,proto3" json:"working_memory_ids,omitempty"`
+	// As `RecallDone.receipt_id`, of this memory.
+	ReceiptId string `protobuf:"bytes,10,opt,name=receipt_id,json=receiptId,proto3" json:"receipt_id,omitempty"`
+	// As `RecallDone.as_of_revision`, of this memory.
+	AsOfRevision int64 `protobuf:"varint,11,opt,name=as_of_revision,json=asOfRevision,proto3" json:"as_of_revision,omitempty"`
+	// Parts of the filter that nothing in it can match.
+	Unmatched     []*UnmatchedCondition `protobuf:"bytes,12,rep,name=unmatched,proto3" json:"unmatched,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemoryAnswer) Reset() {
+	*x = MemoryAnswer{}
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoryAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoryAnswer) ProtoMessage() {}
+
+func (x *MemoryAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoryAnswer.ProtoReflect.Descriptor instead.
+func (*MemoryAnswer) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *MemoryAnswer) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *MemoryAnswer) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *MemoryAnswer) GetEligible() int64 {
+	if x != nil {
+		return x.Eligible
+	}
+	return 0
+}
+
+func (x *MemoryAnswer) GetConsidered() int64 {
+	if x != nil {
+		return x.Considered
+	}
+	return 0
+}
+
+func (x *MemoryAnswer) GetBestRelevance() float64 {
+	if x != nil {
+		return x.BestRelevance
+	}
+	return 0
+}
+
+func (x *MemoryAnswer) GetWeak() bool {
+	if x != nil {
+		return x.Weak
+	}
+	return false
+}
+
+func (x *MemoryAnswer) GetDegraded() string {
+	if x != nil {
+		return x.Degraded
+	}
+	return ""
+}
+
+func (x *MemoryAnswer) GetRecollections() int32 {
+	if x != nil {
+		return x.Recollections
+	}
+	return 0
+}
+
+func (x *MemoryAnswer) GetWorkingMemoryIds() []string {
+	if x != nil {
+		return x.WorkingMemoryIds
+	}
+	return nil
+}
+
+func (x *MemoryAnswer) GetReceiptId() string {
+	if x != nil {
+		return x.ReceiptId
+	}
+	return ""
+}
+
+func (x *MemoryAnswer) GetAsOfRevision() int64 {
+	if x != nil {
+		return x.AsOfRevision
+	}
+	return 0
+}
+
+func (x *MemoryAnswer) GetUnmatched() []*UnmatchedCondition {
+	if x != nil {
+		return x.Unmatched
+	}
+	return nil
 }
 
 // A query's answer is complete.
@@ -2756,15 +3255,21 @@ type RecallDone struct {
 	Interpreted []*InterpretedTime `protobuf:"bytes,13,rep,name=interpreted,proto3" json:"interpreted,omitempty"`
 	// Of a query with `as_of`: the revision that was ranked; else 0.
 	AsOfRevision int64 `protobuf:"varint,14,opt,name=as_of_revision,json=asOfRevision,proto3" json:"as_of_revision,omitempty"`
-	// Parts of the filter that nothing can match.
-	Unmatched     []*UnmatchedCondition `protobuf:"bytes,15,rep,name=unmatched,proto3" json:"unmatched,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Parts of the filter that nothing can match. Of several memories: in any of them.
+	Unmatched []*UnmatchedCondition `protobuf:"bytes,15,rep,name=unmatched,proto3" json:"unmatched,omitempty"`
+	// Of a query over several memories, or by prefix or labels: each memory, those that the scopes name first. `revision`,
+	// `as_of_revision` and `receipt_id` are then 0 and empty here, `eligible` and `considered` are sums, `best_relevance`
+	// is the greatest, `weak` holds for all, `degraded` names the memories.
+	Memories []*MemoryAnswer `protobuf:"bytes,16,rep,name=memories,proto3" json:"memories,omitempty"`
+	// Of a query with `count_words`: the statistics of the memory.
+	WordStatistics *WordStatistics `protobuf:"bytes,17,opt,name=word_statistics,json=wordStatistics,proto3" json:"word_statistics,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *RecallDone) Reset() {
 	*x = RecallDone{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2776,7 +3281,7 @@ func (x *RecallDone) String() string {
 func (*RecallDone) ProtoMessage() {}
 
 func (x *RecallDone) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[28]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2789,7 +3294,7 @@ func (x *RecallDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallDone.ProtoReflect.Descriptor instead.
 func (*RecallDone) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{28}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RecallDone) GetQueryId() string {
@@ -2897,6 +3402,20 @@ func (x *RecallDone) GetUnmatched() []*UnmatchedCondition {
 	return nil
 }
 
+func (x *RecallDone) GetMemories() []*MemoryAnswer {
+	if x != nil {
+		return x.Memories
+	}
+	return nil
+}
+
+func (x *RecallDone) GetWordStatistics() *WordStatistics {
+	if x != nil {
+		return x.WordStatistics
+	}
+	return nil
+}
+
 // A phrase of time in a query, and the time that it was taken for: from `from` up to, not including, `to`.
 type InterpretedTime struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2912,7 +3431,7 @@ type InterpretedTime struct {
 
 func (x *InterpretedTime) Reset() {
 	*x = InterpretedTime{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2924,7 +3443,7 @@ func (x *InterpretedTime) String() string {
 func (*InterpretedTime) ProtoMessage() {}
 
 func (x *InterpretedTime) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[29]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2937,7 +3456,7 @@ func (x *InterpretedTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterpretedTime.ProtoReflect.Descriptor instead.
 func (*InterpretedTime) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{29}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *InterpretedTime) GetPhrase() string {
@@ -2974,7 +3493,7 @@ type RecallFailed struct {
 
 func (x *RecallFailed) Reset() {
 	*x = RecallFailed{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2986,7 +3505,7 @@ func (x *RecallFailed) String() string {
 func (*RecallFailed) ProtoMessage() {}
 
 func (x *RecallFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[30]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2999,7 +3518,7 @@ func (x *RecallFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallFailed.ProtoReflect.Descriptor instead.
 func (*RecallFailed) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{30}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RecallFailed) GetQueryId() string {
@@ -3029,7 +3548,7 @@ type Retracted struct {
 
 func (x *Retracted) Reset() {
 	*x = Retracted{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3041,7 +3560,7 @@ func (x *Retracted) String() string {
 func (*Retracted) ProtoMessage() {}
 
 func (x *Retracted) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[31]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3054,7 +3573,7 @@ func (x *Retracted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Retracted.ProtoReflect.Descriptor instead.
 func (*Retracted) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{31}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Retracted) GetQueryId() string {
@@ -3093,7 +3612,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3105,7 +3624,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[32]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3118,7 +3637,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{32}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WatchRequest) GetNamespace() string {
@@ -3180,7 +3699,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3192,7 +3711,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[33]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3205,7 +3724,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{33}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WatchResponse) GetMessage() isWatchResponse_Message {
@@ -3280,7 +3799,7 @@ type WatchEvents struct {
 
 func (x *WatchEvents) Reset() {
 	*x = WatchEvents{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3292,7 +3811,7 @@ func (x *WatchEvents) String() string {
 func (*WatchEvents) ProtoMessage() {}
 
 func (x *WatchEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[34]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3305,7 +3824,7 @@ func (x *WatchEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEvents.ProtoReflect.Descriptor instead.
 func (*WatchEvents) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{34}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WatchEvents) GetEvents() []*Event {
@@ -3335,7 +3854,7 @@ type WatchProgress struct {
 
 func (x *WatchProgress) Reset() {
 	*x = WatchProgress{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3347,7 +3866,7 @@ func (x *WatchProgress) String() string {
 func (*WatchProgress) ProtoMessage() {}
 
 func (x *WatchProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[35]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3360,7 +3879,7 @@ func (x *WatchProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchProgress.ProtoReflect.Descriptor instead.
 func (*WatchProgress) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{35}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WatchProgress) GetCursor() *Cursor {
@@ -3405,7 +3924,7 @@ type ObserveBatchRequest struct {
 
 func (x *ObserveBatchRequest) Reset() {
 	*x = ObserveBatchRequest{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3417,7 +3936,7 @@ func (x *ObserveBatchRequest) String() string {
 func (*ObserveBatchRequest) ProtoMessage() {}
 
 func (x *ObserveBatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[36]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3430,7 +3949,7 @@ func (x *ObserveBatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveBatchRequest.ProtoReflect.Descriptor instead.
 func (*ObserveBatchRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{36}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ObserveBatchRequest) GetNamespace() string {
@@ -3507,7 +4026,7 @@ type ObserveBatchResponse struct {
 
 func (x *ObserveBatchResponse) Reset() {
 	*x = ObserveBatchResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3519,7 +4038,7 @@ func (x *ObserveBatchResponse) String() string {
 func (*ObserveBatchResponse) ProtoMessage() {}
 
 func (x *ObserveBatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[37]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3532,7 +4051,7 @@ func (x *ObserveBatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveBatchResponse.ProtoReflect.Descriptor instead.
 func (*ObserveBatchResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{37}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ObserveBatchResponse) GetAck() *Ack {
@@ -3545,9 +4064,9 @@ func (x *ObserveBatchResponse) GetAck() *Ack {
 // Asks one query.
 type RecallOnceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The memory's namespace.
+	// The memory's namespace; empty if the query has `scopes`.
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// The memory.
+	// The memory; empty if the query has `scopes`.
 	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
 	// The session of the recall.
 	Session string `protobuf:"bytes,3,opt,name=session,proto3" json:"session,omitempty"`
@@ -3559,7 +4078,7 @@ type RecallOnceRequest struct {
 
 func (x *RecallOnceRequest) Reset() {
 	*x = RecallOnceRequest{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3571,7 +4090,7 @@ func (x *RecallOnceRequest) String() string {
 func (*RecallOnceRequest) ProtoMessage() {}
 
 func (x *RecallOnceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[38]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3584,7 +4103,7 @@ func (x *RecallOnceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallOnceRequest.ProtoReflect.Descriptor instead.
 func (*RecallOnceRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{38}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RecallOnceRequest) GetNamespace() string {
@@ -3628,7 +4147,7 @@ type RecallOnceResponse struct {
 
 func (x *RecallOnceResponse) Reset() {
 	*x = RecallOnceResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3640,7 +4159,7 @@ func (x *RecallOnceResponse) String() string {
 func (*RecallOnceResponse) ProtoMessage() {}
 
 func (x *RecallOnceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[39]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3653,7 +4172,7 @@ func (x *RecallOnceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallOnceResponse.ProtoReflect.Descriptor instead.
 func (*RecallOnceResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{39}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RecallOnceResponse) GetRecollections() *Recollections {
@@ -3771,7 +4290,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x18\n" +
 	"\asession\x18\x03 \x01(\tR\asession\x122\n" +
-	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\xc6\b\n" +
+	"\x15done_in_recollections\x18\x04 \x01(\bR\x13doneInRecollections\"\xfb\t\n" +
 	"\vRecallQuery\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x14\n" +
 	"\x04text\x18\x02 \x01(\tH\x00R\x04text\x12E\n" +
@@ -3803,7 +4322,12 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\areceipt\x18\x19 \x01(\bR\areceipt\x12:\n" +
 	"\n" +
 	"as_of_time\x18\x17 \x01(\v2\x1a.google.protobuf.TimestampH\x01R\basOfTime\x12&\n" +
-	"\x0eas_of_revision\x18\x18 \x01(\x03H\x01R\fasOfRevisionB\r\n" +
+	"\x0eas_of_revision\x18\x18 \x01(\x03H\x01R\fasOfRevision\x121\n" +
+	"\x06scopes\x18\x1c \x03(\v2\x19.memstream.v1.RecallScopeR\x06scopes\x12\x18\n" +
+	"\apartial\x18\x1d \x01(\bR\apartial\x12E\n" +
+	"\x0fword_statistics\x18\x1e \x03(\v2\x1c.memstream.v1.WordStatisticsR\x0ewordStatistics\x12\x1f\n" +
+	"\vcount_words\x18\x1f \x01(\bR\n" +
+	"countWordsB\r\n" +
 	"\vobservationB\a\n" +
 	"\x05as_ofB\b\n" +
 	"\x06_limitB\x10\n" +
@@ -3812,7 +4336,32 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"_reinforceB\a\n" +
 	"\x05_foldB\r\n" +
 	"\v_weak_belowB\x11\n" +
-	"\x0f_interpret_time\"{\n" +
+	"\x0f_interpret_time\"\xaa\x02\n" +
+	"\vRecallScope\x12\x18\n" +
+	"\x06memory\x18\x01 \x01(\tH\x00R\x06memory\x12\x18\n" +
+	"\x06prefix\x18\x02 \x01(\tH\x00R\x06prefix\x125\n" +
+	"\x06labels\x18\x03 \x01(\v2\x1b.memstream.v1.LabelSelectorH\x00R\x06labels\x12\x1b\n" +
+	"\x06weight\x18\x04 \x01(\x01H\x01R\x06weight\x88\x01\x01\x12\x19\n" +
+	"\x05limit\x18\x05 \x01(\x05H\x02R\x05limit\x88\x01\x01\x124\n" +
+	"\x06filter\x18\x06 \x01(\v2\x1c.memstream.v1.FragmentFilterR\x06filter\x12!\n" +
+	"\fmin_revision\x18\a \x01(\x03R\vminRevisionB\n" +
+	"\n" +
+	"\bmemoriesB\t\n" +
+	"\a_weightB\b\n" +
+	"\x06_limit\"\xa9\x01\n" +
+	"\rLabelSelector\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12?\n" +
+	"\x06labels\x18\x02 \x03(\v2'.memstream.v1.LabelSelector.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc7\x01\n" +
+	"\x0eWordStatistics\x12\x1c\n" +
+	"\tfragments\x18\x01 \x01(\x03R\tfragments\x12\x14\n" +
+	"\x05words\x18\x02 \x01(\x03R\x05words\x12!\n" +
+	"\fwindow_words\x18\x03 \x01(\x01R\vwindowWords\x12\x14\n" +
+	"\x05terms\x18\x04 \x01(\fR\x05terms\x12%\n" +
+	"\x0efragments_with\x18\x05 \x03(\x03R\rfragmentsWith\x12!\n" +
+	"\fwindows_with\x18\x06 \x03(\x03R\vwindowsWith\"{\n" +
 	"\rRecallWeights\x12\x19\n" +
 	"\x05alpha\x18\x01 \x01(\x01H\x00R\x05alpha\x88\x01\x01\x12\x17\n" +
 	"\x04beta\x18\x02 \x01(\x01H\x01R\x04beta\x88\x01\x01\x12\x19\n" +
@@ -3842,7 +4391,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\rrecollections\x18\x02 \x03(\v2\x1a.memstream.v1.RecollectionR\rrecollections\x12,\n" +
 	"\x12working_memory_ids\x18\x03 \x03(\tR\x10workingMemoryIds\x12=\n" +
 	"\x0eworking_memory\x18\x04 \x03(\v2\x16.memstream.v1.FragmentR\rworkingMemory\x12,\n" +
-	"\x04done\x18\x05 \x01(\v2\x18.memstream.v1.RecallDoneR\x04done\"\xf4\x03\n" +
+	"\x04done\x18\x05 \x01(\v2\x18.memstream.v1.RecallDoneR\x04done\"\x8c\x04\n" +
 	"\fRecollection\x122\n" +
 	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x14\n" +
 	"\x05score\x18\x02 \x01(\x01R\x05score\x12\x1c\n" +
@@ -3859,7 +4408,8 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	" \x03(\v2\x17.memstream.v1.SuspicionR\n" +
 	"suspicions\x128\n" +
 	"\tcompanion\x18\v \x01(\v2\x1a.memstream.v1.RecollectionR\tcompanion\x12\x19\n" +
-	"\blater_id\x18\f \x01(\tR\alaterId\"\x9e\x01\n" +
+	"\blater_id\x18\f \x01(\tR\alaterId\x12\x16\n" +
+	"\x06memory\x18\r \x01(\tR\x06memory\"\x9e\x01\n" +
 	"\tChainLink\x12\x1f\n" +
 	"\vfragment_id\x18\x01 \x01(\tR\n" +
 	"fragmentId\x12=\n" +
@@ -3876,17 +4426,35 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\adetails\x18\x05 \x03(\v2$.memstream.v1.ScorePart.DetailsEntryR\adetails\x1a:\n" +
 	"\fDetailsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xbc\x01\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xd4\x01\n" +
 	"\bNearMiss\x12\x1f\n" +
 	"\vfragment_id\x18\x01 \x01(\tR\n" +
 	"fragmentId\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x19\n" +
 	"\x05score\x18\x03 \x01(\x01H\x00R\x05score\x88\x01\x01\x12!\n" +
 	"\trelevance\x18\x04 \x01(\x01H\x01R\trelevance\x88\x01\x01\x12#\n" +
-	"\rsuperseded_by\x18\x05 \x01(\tR\fsupersededByB\b\n" +
+	"\rsuperseded_by\x18\x05 \x01(\tR\fsupersededBy\x12\x16\n" +
+	"\x06memory\x18\x06 \x01(\tR\x06memoryB\b\n" +
 	"\x06_scoreB\f\n" +
 	"\n" +
-	"_relevance\"\x8b\x05\n" +
+	"_relevance\"\xae\x03\n" +
+	"\fMemoryAnswer\x12\x16\n" +
+	"\x06memory\x18\x01 \x01(\tR\x06memory\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\x12\x1a\n" +
+	"\beligible\x18\x03 \x01(\x03R\beligible\x12\x1e\n" +
+	"\n" +
+	"considered\x18\x04 \x01(\x03R\n" +
+	"considered\x12%\n" +
+	"\x0ebest_relevance\x18\x05 \x01(\x01R\rbestRelevance\x12\x12\n" +
+	"\x04weak\x18\x06 \x01(\bR\x04weak\x12\x1a\n" +
+	"\bdegraded\x18\a \x01(\tR\bdegraded\x12$\n" +
+	"\rrecollections\x18\b \x01(\x05R\rrecollections\x12,\n" +
+	"\x12working_memory_ids\x18\t \x03(\tR\x10workingMemoryIds\x12\x1d\n" +
+	"\n" +
+	"receipt_id\x18\n" +
+	" \x01(\tR\treceiptId\x12$\n" +
+	"\x0eas_of_revision\x18\v \x01(\x03R\fasOfRevision\x12>\n" +
+	"\tunmatched\x18\f \x03(\v2 .memstream.v1.UnmatchedConditionR\tunmatched\"\x8a\x06\n" +
 	"\n" +
 	"RecallDone\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x12\x1a\n" +
@@ -3909,7 +4477,9 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"receipt_id\x18\f \x01(\tR\treceiptId\x12?\n" +
 	"\vinterpreted\x18\r \x03(\v2\x1d.memstream.v1.InterpretedTimeR\vinterpreted\x12$\n" +
 	"\x0eas_of_revision\x18\x0e \x01(\x03R\fasOfRevision\x12>\n" +
-	"\tunmatched\x18\x0f \x03(\v2 .memstream.v1.UnmatchedConditionR\tunmatched\x1a:\n" +
+	"\tunmatched\x18\x0f \x03(\v2 .memstream.v1.UnmatchedConditionR\tunmatched\x126\n" +
+	"\bmemories\x18\x10 \x03(\v2\x1a.memstream.v1.MemoryAnswerR\bmemories\x12E\n" +
+	"\x0fword_statistics\x18\x11 \x01(\v2\x1c.memstream.v1.WordStatisticsR\x0ewordStatistics\x1a:\n" +
 	"\fTimingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x85\x01\n" +
@@ -3990,7 +4560,7 @@ func file_memstream_v1_stream_service_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_stream_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_memstream_v1_stream_service_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_memstream_v1_stream_service_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_memstream_v1_stream_service_proto_goTypes = []any{
 	(AckLevel)(0),                 // 0: memstream.v1.AckLevel
 	(*ObserveRequest)(nil),        // 1: memstream.v1.ObserveRequest
@@ -4010,47 +4580,52 @@ var file_memstream_v1_stream_service_proto_goTypes = []any{
 	(*RecallRequest)(nil),         // 15: memstream.v1.RecallRequest
 	(*RecallOpen)(nil),            // 16: memstream.v1.RecallOpen
 	(*RecallQuery)(nil),           // 17: memstream.v1.RecallQuery
-	(*RecallWeights)(nil),         // 18: memstream.v1.RecallWeights
-	(*RecallCancel)(nil),          // 19: memstream.v1.RecallCancel
-	(*RecallClose)(nil),           // 20: memstream.v1.RecallClose
-	(*RecallResponse)(nil),        // 21: memstream.v1.RecallResponse
-	(*RecallOpened)(nil),          // 22: memstream.v1.RecallOpened
-	(*Recollections)(nil),         // 23: memstream.v1.Recollections
-	(*Recollection)(nil),          // 24: memstream.v1.Recollection
-	(*ChainLink)(nil),             // 25: memstream.v1.ChainLink
-	(*Explanation)(nil),           // 26: memstream.v1.Explanation
-	(*ScorePart)(nil),             // 27: memstream.v1.ScorePart
-	(*NearMiss)(nil),              // 28: memstream.v1.NearMiss
-	(*RecallDone)(nil),            // 29: memstream.v1.RecallDone
-	(*InterpretedTime)(nil),       // 30: memstream.v1.InterpretedTime
-	(*RecallFailed)(nil),          // 31: memstream.v1.RecallFailed
-	(*Retracted)(nil),             // 32: memstream.v1.Retracted
-	(*WatchRequest)(nil),          // 33: memstream.v1.WatchRequest
-	(*WatchResponse)(nil),         // 34: memstream.v1.WatchResponse
-	(*WatchEvents)(nil),           // 35: memstream.v1.WatchEvents
-	(*WatchProgress)(nil),         // 36: memstream.v1.WatchProgress
-	(*ObserveBatchRequest)(nil),   // 37: memstream.v1.ObserveBatchRequest
-	(*ObserveBatchResponse)(nil),  // 38: memstream.v1.ObserveBatchResponse
-	(*RecallOnceRequest)(nil),     // 39: memstream.v1.RecallOnceRequest
-	(*RecallOnceResponse)(nil),    // 40: memstream.v1.RecallOnceResponse
-	nil,                           // 41: memstream.v1.ScorePart.DetailsEntry
-	nil,                           // 42: memstream.v1.RecallDone.TimingsEntry
-	(*Observation)(nil),           // 43: memstream.v1.Observation
-	(*Limits)(nil),                // 44: memstream.v1.Limits
-	(*status.Status)(nil),         // 45: google.rpc.Status
-	(EventType)(0),                // 46: memstream.v1.EventType
-	(Tier)(0),                     // 47: memstream.v1.Tier
-	(*durationpb.Duration)(nil),   // 48: google.protobuf.Duration
-	(*StructuredObservation)(nil), // 49: memstream.v1.StructuredObservation
-	(*timestamppb.Timestamp)(nil), // 50: google.protobuf.Timestamp
-	(*FragmentFilter)(nil),        // 51: memstream.v1.FragmentFilter
-	(Truth)(0),                    // 52: memstream.v1.Truth
-	(*Fragment)(nil),              // 53: memstream.v1.Fragment
-	(TruthStatus)(0),              // 54: memstream.v1.TruthStatus
-	(*Suspicion)(nil),             // 55: memstream.v1.Suspicion
-	(*UnmatchedCondition)(nil),    // 56: memstream.v1.UnmatchedCondition
-	(*Cursor)(nil),                // 57: memstream.v1.Cursor
-	(*Event)(nil),                 // 58: memstream.v1.Event
+	(*RecallScope)(nil),           // 18: memstream.v1.RecallScope
+	(*LabelSelector)(nil),         // 19: memstream.v1.LabelSelector
+	(*WordStatistics)(nil),        // 20: memstream.v1.WordStatistics
+	(*RecallWeights)(nil),         // 21: memstream.v1.RecallWeights
+	(*RecallCancel)(nil),          // 22: memstream.v1.RecallCancel
+	(*RecallClose)(nil),           // 23: memstream.v1.RecallClose
+	(*RecallResponse)(nil),        // 24: memstream.v1.RecallResponse
+	(*RecallOpened)(nil),          // 25: memstream.v1.RecallOpened
+	(*Recollections)(nil),         // 26: memstream.v1.Recollections
+	(*Recollection)(nil),          // 27: memstream.v1.Recollection
+	(*ChainLink)(nil),             // 28: memstream.v1.ChainLink
+	(*Explanation)(nil),           // 29: memstream.v1.Explanation
+	(*ScorePart)(nil),             // 30: memstream.v1.ScorePart
+	(*NearMiss)(nil),              // 31: memstream.v1.NearMiss
+	(*MemoryAnswer)(nil),          // 32: memstream.v1.MemoryAnswer
+	(*RecallDone)(nil),            // 33: memstream.v1.RecallDone
+	(*InterpretedTime)(nil),       // 34: memstream.v1.InterpretedTime
+	(*RecallFailed)(nil),          // 35: memstream.v1.RecallFailed
+	(*Retracted)(nil),             // 36: memstream.v1.Retracted
+	(*WatchRequest)(nil),          // 37: memstream.v1.WatchRequest
+	(*WatchResponse)(nil),         // 38: memstream.v1.WatchResponse
+	(*WatchEvents)(nil),           // 39: memstream.v1.WatchEvents
+	(*WatchProgress)(nil),         // 40: memstream.v1.WatchProgress
+	(*ObserveBatchRequest)(nil),   // 41: memstream.v1.ObserveBatchRequest
+	(*ObserveBatchResponse)(nil),  // 42: memstream.v1.ObserveBatchResponse
+	(*RecallOnceRequest)(nil),     // 43: memstream.v1.RecallOnceRequest
+	(*RecallOnceResponse)(nil),    // 44: memstream.v1.RecallOnceResponse
+	nil,                           // 45: memstream.v1.LabelSelector.LabelsEntry
+	nil,                           // 46: memstream.v1.ScorePart.DetailsEntry
+	nil,                           // 47: memstream.v1.RecallDone.TimingsEntry
+	(*Observation)(nil),           // 48: memstream.v1.Observation
+	(*Limits)(nil),                // 49: memstream.v1.Limits
+	(*status.Status)(nil),         // 50: google.rpc.Status
+	(EventType)(0),                // 51: memstream.v1.EventType
+	(Tier)(0),                     // 52: memstream.v1.Tier
+	(*durationpb.Duration)(nil),   // 53: google.protobuf.Duration
+	(*StructuredObservation)(nil), // 54: memstream.v1.StructuredObservation
+	(*timestamppb.Timestamp)(nil), // 55: google.protobuf.Timestamp
+	(*FragmentFilter)(nil),        // 56: memstream.v1.FragmentFilter
+	(Truth)(0),                    // 57: memstream.v1.Truth
+	(*Fragment)(nil),              // 58: memstream.v1.Fragment
+	(TruthStatus)(0),              // 59: memstream.v1.TruthStatus
+	(*Suspicion)(nil),             // 60: memstream.v1.Suspicion
+	(*UnmatchedCondition)(nil),    // 61: memstream.v1.UnmatchedCondition
+	(*Cursor)(nil),                // 62: memstream.v1.Cursor
+	(*Event)(nil),                 // 63: memstream.v1.Event
 }
 var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	2,  // 0: memstream.v1.ObserveRequest.open:type_name -> memstream.v1.ObserveOpen
@@ -4058,94 +4633,102 @@ var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	4,  // 2: memstream.v1.ObserveRequest.flush:type_name -> memstream.v1.ObserveFlush
 	5,  // 3: memstream.v1.ObserveRequest.close:type_name -> memstream.v1.ObserveClose
 	0,  // 4: memstream.v1.ObserveOpen.ack_level:type_name -> memstream.v1.AckLevel
-	43, // 5: memstream.v1.ObservationBatch.observations:type_name -> memstream.v1.Observation
+	48, // 5: memstream.v1.ObservationBatch.observations:type_name -> memstream.v1.Observation
 	7,  // 6: memstream.v1.ObserveResponse.opened:type_name -> memstream.v1.ObserveOpened
 	8,  // 7: memstream.v1.ObserveResponse.ack:type_name -> memstream.v1.Ack
 	12, // 8: memstream.v1.ObserveResponse.throttle:type_name -> memstream.v1.Throttle
 	13, // 9: memstream.v1.ObserveResponse.going_away:type_name -> memstream.v1.GoingAway
 	14, // 10: memstream.v1.ObserveResponse.closed:type_name -> memstream.v1.ObserveClosed
-	44, // 11: memstream.v1.ObserveOpened.limits:type_name -> memstream.v1.Limits
+	49, // 11: memstream.v1.ObserveOpened.limits:type_name -> memstream.v1.Limits
 	9,  // 12: memstream.v1.ObserveOpened.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 13: memstream.v1.ObserveOpened.outcomes:type_name -> memstream.v1.ObservationOutcome
 	9,  // 14: memstream.v1.Ack.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 15: memstream.v1.Ack.outcomes:type_name -> memstream.v1.ObservationOutcome
-	45, // 16: memstream.v1.RejectedObservation.status:type_name -> google.rpc.Status
-	46, // 17: memstream.v1.ObservationOutcome.type:type_name -> memstream.v1.EventType
-	47, // 18: memstream.v1.ObservationOutcome.tier:type_name -> memstream.v1.Tier
+	50, // 16: memstream.v1.RejectedObservation.status:type_name -> google.rpc.Status
+	51, // 17: memstream.v1.ObservationOutcome.type:type_name -> memstream.v1.EventType
+	52, // 18: memstream.v1.ObservationOutcome.tier:type_name -> memstream.v1.Tier
 	11, // 19: memstream.v1.ObservationOutcome.related:type_name -> memstream.v1.RelatedFragment
-	48, // 20: memstream.v1.Throttle.retry_delay:type_name -> google.protobuf.Duration
-	48, // 21: memstream.v1.GoingAway.grace:type_name -> google.protobuf.Duration
+	53, // 20: memstream.v1.Throttle.retry_delay:type_name -> google.protobuf.Duration
+	53, // 21: memstream.v1.GoingAway.grace:type_name -> google.protobuf.Duration
 	9,  // 22: memstream.v1.ObserveClosed.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 23: memstream.v1.ObserveClosed.outcomes:type_name -> memstream.v1.ObservationOutcome
 	16, // 24: memstream.v1.RecallRequest.open:type_name -> memstream.v1.RecallOpen
 	17, // 25: memstream.v1.RecallRequest.query:type_name -> memstream.v1.RecallQuery
-	19, // 26: memstream.v1.RecallRequest.cancel:type_name -> memstream.v1.RecallCancel
-	20, // 27: memstream.v1.RecallRequest.close:type_name -> memstream.v1.RecallClose
-	49, // 28: memstream.v1.RecallQuery.structured:type_name -> memstream.v1.StructuredObservation
-	50, // 29: memstream.v1.RecallQuery.now:type_name -> google.protobuf.Timestamp
-	18, // 30: memstream.v1.RecallQuery.weights:type_name -> memstream.v1.RecallWeights
-	51, // 31: memstream.v1.RecallQuery.filter:type_name -> memstream.v1.FragmentFilter
-	48, // 32: memstream.v1.RecallQuery.timeout:type_name -> google.protobuf.Duration
-	52, // 33: memstream.v1.RecallQuery.truth:type_name -> memstream.v1.Truth
-	50, // 34: memstream.v1.RecallQuery.as_of_time:type_name -> google.protobuf.Timestamp
-	22, // 35: memstream.v1.RecallResponse.opened:type_name -> memstream.v1.RecallOpened
-	23, // 36: memstream.v1.RecallResponse.recollections:type_name -> memstream.v1.Recollections
-	29, // 37: memstream.v1.RecallResponse.done:type_name -> memstream.v1.RecallDone
-	31, // 38: memstream.v1.RecallResponse.failed:type_name -> memstream.v1.RecallFailed
-	13, // 39: memstream.v1.RecallResponse.going_away:type_name -> memstream.v1.GoingAway
-	32, // 40: memstream.v1.RecallResponse.retracted:type_name -> memstream.v1.Retracted
-	44, // 41: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
-	24, // 42: memstream.v1.Recollections.recollections:type_name -> memstream.v1.Recollection
-	53, // 43: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
-	29, // 44: memstream.v1.Recollections.done:type_name -> memstream.v1.RecallDone
-	53, // 45: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
-	26, // 46: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
-	54, // 47: memstream.v1.Recollection.status:type_name -> memstream.v1.TruthStatus
-	25, // 48: memstream.v1.Recollection.chain:type_name -> memstream.v1.ChainLink
-	55, // 49: memstream.v1.Recollection.suspicions:type_name -> memstream.v1.Suspicion
-	24, // 50: memstream.v1.Recollection.companion:type_name -> memstream.v1.Recollection
-	50, // 51: memstream.v1.ChainLink.observe_time:type_name -> google.protobuf.Timestamp
-	54, // 52: memstream.v1.ChainLink.status:type_name -> memstream.v1.TruthStatus
-	27, // 53: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
-	41, // 54: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
-	28, // 55: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
-	42, // 56: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
-	30, // 57: memstream.v1.RecallDone.interpreted:type_name -> memstream.v1.InterpretedTime
-	56, // 58: memstream.v1.RecallDone.unmatched:type_name -> memstream.v1.UnmatchedCondition
-	50, // 59: memstream.v1.InterpretedTime.from:type_name -> google.protobuf.Timestamp
-	50, // 60: memstream.v1.InterpretedTime.to:type_name -> google.protobuf.Timestamp
-	45, // 61: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
-	57, // 62: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
-	46, // 63: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
-	48, // 64: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
-	35, // 65: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
-	36, // 66: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
-	13, // 67: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
-	58, // 68: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
-	53, // 69: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
-	57, // 70: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
-	50, // 71: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
-	43, // 72: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
-	0,  // 73: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
-	8,  // 74: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
-	17, // 75: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
-	23, // 76: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
-	29, // 77: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
-	1,  // 78: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
-	15, // 79: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
-	33, // 80: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
-	37, // 81: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
-	39, // 82: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
-	6,  // 83: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
-	21, // 84: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
-	34, // 85: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
-	38, // 86: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
-	40, // 87: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
-	83, // [83:88] is the sub-list for method output_type
-	78, // [78:83] is the sub-list for method input_type
-	78, // [78:78] is the sub-list for extension type_name
-	78, // [78:78] is the sub-list for extension extendee
-	0,  // [0:78] is the sub-list for field type_name
+	22, // 26: memstream.v1.RecallRequest.cancel:type_name -> memstream.v1.RecallCancel
+	23, // 27: memstream.v1.RecallRequest.close:type_name -> memstream.v1.RecallClose
+	54, // 28: memstream.v1.RecallQuery.structured:type_name -> memstream.v1.StructuredObservation
+	55, // 29: memstream.v1.RecallQuery.now:type_name -> google.protobuf.Timestamp
+	21, // 30: memstream.v1.RecallQuery.weights:type_name -> memstream.v1.RecallWeights
+	56, // 31: memstream.v1.RecallQuery.filter:type_name -> memstream.v1.FragmentFilter
+	53, // 32: memstream.v1.RecallQuery.timeout:type_name -> google.protobuf.Duration
+	57, // 33: memstream.v1.RecallQuery.truth:type_name -> memstream.v1.Truth
+	55, // 34: memstream.v1.RecallQuery.as_of_time:type_name -> google.protobuf.Timestamp
+	18, // 35: memstream.v1.RecallQuery.scopes:type_name -> memstream.v1.RecallScope
+	20, // 36: memstream.v1.RecallQuery.word_statistics:type_name -> memstream.v1.WordStatistics
+	19, // 37: memstream.v1.RecallScope.labels:type_name -> memstream.v1.LabelSelector
+	56, // 38: memstream.v1.RecallScope.filter:type_name -> memstream.v1.FragmentFilter
+	45, // 39: memstream.v1.LabelSelector.labels:type_name -> memstream.v1.LabelSelector.LabelsEntry
+	25, // 40: memstream.v1.RecallResponse.opened:type_name -> memstream.v1.RecallOpened
+	26, // 41: memstream.v1.RecallResponse.recollections:type_name -> memstream.v1.Recollections
+	33, // 42: memstream.v1.RecallResponse.done:type_name -> memstream.v1.RecallDone
+	35, // 43: memstream.v1.RecallResponse.failed:type_name -> memstream.v1.RecallFailed
+	13, // 44: memstream.v1.RecallResponse.going_away:type_name -> memstream.v1.GoingAway
+	36, // 45: memstream.v1.RecallResponse.retracted:type_name -> memstream.v1.Retracted
+	49, // 46: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
+	27, // 47: memstream.v1.Recollections.recollections:type_name -> memstream.v1.Recollection
+	58, // 48: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
+	33, // 49: memstream.v1.Recollections.done:type_name -> memstream.v1.RecallDone
+	58, // 50: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
+	29, // 51: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
+	59, // 52: memstream.v1.Recollection.status:type_name -> memstream.v1.TruthStatus
+	28, // 53: memstream.v1.Recollection.chain:type_name -> memstream.v1.ChainLink
+	60, // 54: memstream.v1.Recollection.suspicions:type_name -> memstream.v1.Suspicion
+	27, // 55: memstream.v1.Recollection.companion:type_name -> memstream.v1.Recollection
+	55, // 56: memstream.v1.ChainLink.observe_time:type_name -> google.protobuf.Timestamp
+	59, // 57: memstream.v1.ChainLink.status:type_name -> memstream.v1.TruthStatus
+	30, // 58: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
+	46, // 59: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
+	61, // 60: memstream.v1.MemoryAnswer.unmatched:type_name -> memstream.v1.UnmatchedCondition
+	31, // 61: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
+	47, // 62: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
+	34, // 63: memstream.v1.RecallDone.interpreted:type_name -> memstream.v1.InterpretedTime
+	61, // 64: memstream.v1.RecallDone.unmatched:type_name -> memstream.v1.UnmatchedCondition
+	32, // 65: memstream.v1.RecallDone.memories:type_name -> memstream.v1.MemoryAnswer
+	20, // 66: memstream.v1.RecallDone.word_statistics:type_name -> memstream.v1.WordStatistics
+	55, // 67: memstream.v1.InterpretedTime.from:type_name -> google.protobuf.Timestamp
+	55, // 68: memstream.v1.InterpretedTime.to:type_name -> google.protobuf.Timestamp
+	50, // 69: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
+	62, // 70: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
+	51, // 71: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
+	53, // 72: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
+	39, // 73: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
+	40, // 74: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
+	13, // 75: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
+	63, // 76: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
+	58, // 77: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
+	62, // 78: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
+	55, // 79: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
+	48, // 80: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
+	0,  // 81: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
+	8,  // 82: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
+	17, // 83: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
+	26, // 84: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
+	33, // 85: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
+	1,  // 86: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
+	15, // 87: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
+	37, // 88: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
+	41, // 89: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
+	43, // 90: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
+	6,  // 91: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
+	24, // 92: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
+	38, // 93: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
+	42, // 94: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
+	44, // 95: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
+	91, // [91:96] is the sub-list for method output_type
+	86, // [86:91] is the sub-list for method input_type
+	86, // [86:86] is the sub-list for extension type_name
+	86, // [86:86] is the sub-list for extension extendee
+	0,  // [0:86] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_stream_service_proto_init() }
@@ -4182,8 +4765,13 @@ func file_memstream_v1_stream_service_proto_init() {
 		(*RecallQuery_AsOfTime)(nil),
 		(*RecallQuery_AsOfRevision)(nil),
 	}
-	file_memstream_v1_stream_service_proto_msgTypes[17].OneofWrappers = []any{}
-	file_memstream_v1_stream_service_proto_msgTypes[20].OneofWrappers = []any{
+	file_memstream_v1_stream_service_proto_msgTypes[17].OneofWrappers = []any{
+		(*RecallScope_Memory)(nil),
+		(*RecallScope_Prefix)(nil),
+		(*RecallScope_Labels)(nil),
+	}
+	file_memstream_v1_stream_service_proto_msgTypes[20].OneofWrappers = []any{}
+	file_memstream_v1_stream_service_proto_msgTypes[23].OneofWrappers = []any{
 		(*RecallResponse_Opened)(nil),
 		(*RecallResponse_Recollections)(nil),
 		(*RecallResponse_Done)(nil),
@@ -4191,8 +4779,8 @@ func file_memstream_v1_stream_service_proto_init() {
 		(*RecallResponse_GoingAway)(nil),
 		(*RecallResponse_Retracted)(nil),
 	}
-	file_memstream_v1_stream_service_proto_msgTypes[27].OneofWrappers = []any{}
-	file_memstream_v1_stream_service_proto_msgTypes[33].OneofWrappers = []any{
+	file_memstream_v1_stream_service_proto_msgTypes[30].OneofWrappers = []any{}
+	file_memstream_v1_stream_service_proto_msgTypes[37].OneofWrappers = []any{
 		(*WatchResponse_Events)(nil),
 		(*WatchResponse_Progress)(nil),
 		(*WatchResponse_GoingAway)(nil),
@@ -4203,7 +4791,7 @@ func file_memstream_v1_stream_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_stream_service_proto_rawDesc), len(file_memstream_v1_stream_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   42,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

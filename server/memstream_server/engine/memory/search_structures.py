@@ -16,7 +16,7 @@ from memstream_server.core.arrays import Parts
 from memstream_server.core.columns import GONE, Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.identity import IdentityIndex, identity_hash
-from memstream_server.core.lexical import Legs, LexicalIndex
+from memstream_server.core.lexical import Legs, LexicalIndex, WordStatistics
 from memstream_server.core.postings import Hashes
 from memstream_server.core.turns import Turns, find_turns
 from memstream_server.core.values import Fragment, Vector
@@ -38,11 +38,17 @@ class SearchStructures:
         self.fresh: dict[str, Vector] = {}
         self._turns: Turns | None = None
 
-    def legs(self, terms: Hashes) -> Legs:
+    def legs(self, terms: Hashes, of_several: WordStatistics | None = None) -> Legs:
         """The lexical legs of a query, and the turns."""
         if self._turns is None:
             self._turns = find_turns(self.columns, self.lexical.neighbours)
-        return self.lexical.legs(terms, self._turns)
+        return self.lexical.legs(terms, self._turns, of_several)
+
+    def count_words(self, terms: Hashes) -> WordStatistics:
+        """How often the words of a query occur."""
+        if self._turns is None:
+            self._turns = find_turns(self.columns, self.lexical.neighbours)
+        return self.lexical.count_words(terms, self._turns)
 
     @property
     def size_bytes(self) -> int:

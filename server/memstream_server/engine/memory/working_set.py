@@ -21,7 +21,7 @@ from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.events import EventType
 from memstream_server.core.identity import identity_hash
-from memstream_server.core.lexical import Legs, LexicalIndex
+from memstream_server.core.lexical import Legs, LexicalIndex, WordStatistics
 from memstream_server.core.postings import Hashes
 from memstream_server.core.supersession import Links
 from memstream_server.core.suspicions import KnownPairs
@@ -274,9 +274,13 @@ class WorkingSet:
         """The attributes that filters and ranking need, by slot."""
         return self.refresh_search().columns
 
-    def legs(self, terms: Hashes) -> Legs:
-        """The lexical legs of a query's terms."""
-        return self.refresh_search().legs(terms)
+    def legs(self, terms: Hashes, of_several: WordStatistics | None = None) -> Legs:
+        """The lexical legs of a query's terms; by the statistics of several memories if they are given."""
+        return self.refresh_search().legs(terms, of_several)
+
+    def count_words(self, terms: Hashes) -> WordStatistics:
+        """How often a query's terms occur."""
+        return self.refresh_search().count_words(terms)
 
     @property
     def lexical(self) -> LexicalIndex:

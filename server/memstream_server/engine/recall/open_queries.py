@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -50,12 +50,14 @@ class OpenQueries:
         self._by_principal: Counter[str] = Counter()
 
     @contextmanager
-    def keep(self, uid: str, query: OpenQuery) -> Iterator[None]:
-        """List the query during the block; sets its id and the time of opening. Raises QuotaExceeded."""
-        self._check_number(uid, query.principal)
+    def keep(self, uids: Sequence[str], query: OpenQuery) -> Iterator[None]:
+        """List the query of these memories during the block; sets its id and time. Raises QuotaExceeded."""
+        for uid in uids or ("",):
+            self._check_number(uid, query.principal)
         query.id, query.open_us = self._runtime.ids.next_id(), self._runtime.clock.now_us()
-        of_memory = self._by_memory.setdefault(uid, {})
-        of_memory[query.id] = query
+        listed = [(uid, self._by_memory.setdefault(uid, {})) for uid in uids]
+        for _, of_memory in listed:
+            of_memory[query.id] = query
         self._by_principal[query.principal] += 1
         try:
             yield
@@ -63,9 +65,10 @@ class OpenQueries:
             self._by_principal[query.principal] -= 1
             if not self._by_principal[query.principal]:
                 del self._by_principal[query.principal]
-            del of_memory[query.id]
-            if not of_memory and self._by_memory.get(uid) is of_memory:
-                del self._by_memory[uid]
+            for uid, of_memory in listed:
+                del of_memory[query.id]
+                if not of_memory and self._by_memory.get(uid) is of_memory:
+                    del self._by_memory[uid]
 
     def _check_number(self, uid: str, principal: str) -> None:
         limits = self._runtime.limits

@@ -90,12 +90,13 @@ async def rank_in_ram(
     exact = dict[str, float]()
     with dense.scan(vector) as scan:
         scanning = asyncio.ensure_future(run_in_thread(scan.compute))
-        revision, legs = working.record.revision, working.legs(question.terms)
+        terms = question.terms, question.of_several
+        revision, legs = working.record.revision, working.legs(*terms)
         await scanning
         unread: Unread | None = None
         while working.dense is dense:  # brings the search structures up to date: the scan covers what they had
             if working.record.revision != revision:
-                revision, legs, unread = working.record.revision, working.legs(question.terms), None
+                revision, legs, unread = working.record.revision, working.legs(*terms), None
             if unread is None:
                 cosines, errors = scan.estimate()
                 if errors is None:
@@ -218,7 +219,7 @@ def _rank_whole(
 ) -> Generator[None, None, Found]:
     """A sensory or FIFO memory answers with all its fragments in order; a query's limit keeps the latest."""
     revision, slots = working.record.revision, allowed.nonzero()[0]
-    legs = working.legs(question.terms)
+    legs = working.legs(question.terms, question.of_several)
     signals = Signals.of(working.columns, legs, cosines, slots)
     everything = replace(question, limit=max(1, len(slots)), fold=False)
     weights = weights_of(working.record.policy, query, working.embedding.model)
@@ -330,7 +331,7 @@ def rank_memory(
         return (yield from _rank_whole(working, query, question, allowed, cosines))
     if policy.recall.ranking is RankingRule.DBGPT:
         return _rank_dbgpt(working, query, question, allowed, cosines, unread)
-    revision, legs = working.record.revision, legs or working.legs(question.terms)
+    revision, legs = working.record.revision, legs or working.legs(question.terms, question.of_several)
     weights = weights_of(policy, query, working.embedding.model)
     if working.dense is not None:
         ranked = yield from ranking.rank(columns, legs, cosines, question, weights, allowed, unread)

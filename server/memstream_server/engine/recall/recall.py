@@ -22,7 +22,7 @@ from memstream_server.core import ranking
 from memstream_server.core.candidates import candidates, widen_candidates
 from memstream_server.core.dense import Cosines, multiply_rows
 from memstream_server.core.filters import find_unmatched
-from memstream_server.core.lexical import Legs, query_terms
+from memstream_server.core.lexical import Legs, WordStatistics, query_terms
 from memstream_server.core.policy import AUTO_LANGUAGE, RankingRule, Truth
 from memstream_server.core.ranking import NearMiss, Question, Stage
 from memstream_server.core.speakers import list_named
@@ -112,7 +112,7 @@ class Recaller:
         vectors = {} if vectors is None else vectors
         watch = _Stopwatch(self._runtime.clock)
         if not isinstance(actor, PastMemory):
-            await _wait_until_visible(actor, query)
+            await wait_until_visible(actor, query)
         watch.record_step("wait")
         if query.receipt:
             query = pin_times(query, self._runtime.clock.now_us())
@@ -148,6 +148,11 @@ class Recaller:
             return answer
         terms = self._read_terms(actor.working, query)
         return structs.replace(answer, evidence=collect_evidence(actor.working, query, found, vector, terms))
+
+    async def count_words(self, actor: Actor, query: Query) -> WordStatistics:
+        """How often the query's words occur in the memory, at its min_revision or later. Raises RevisionNotReached."""
+        await wait_until_visible(actor, query)
+        return actor.working.count_words(query_terms(self._read_terms(actor.working, query).hashes))
 
     def _read_terms(self, working: WorkingSet, query: Query) -> Terms:
         record = working.record
@@ -240,7 +245,7 @@ class Recaller:
             degraded = f"vector index unavailable, dense leg covers recent fragments only: {error}"
         masks = find_masks(working, query, self._expiry_us(query))
         allowed = masks.allowed
-        legs = working.legs(question.terms)
+        legs = working.legs(question.terms, question.of_several)
         words, around = legs.alone.shares, legs.around.shares
         none = np.empty(0, np.int64)
         lexical = candidates(words, around, none, allowed, question.per_leg)
@@ -313,6 +318,7 @@ class Recaller:
             preferred=query.preferred,
             windows=tuple(each.window for each in times),
             only_time=asks_only_time(query.text, times),
+            of_several=next((each for each in query.words if each.terms == terms.hashes), None),
         )
 
     async def _rank(
@@ -386,7 +392,7 @@ class Recaller:
         return with_truth(answer, working, self._expiry_us(query))
 
 
-async def _wait_until_visible(actor: Actor, query: Query) -> None:
+async def wait_until_visible(actor: Actor, query: Query) -> None:
     """Wait until the memory reaches the query's min_revision. Raises RevisionNotReached with the distance."""
     if query.min_revision <= actor.revision:
         return

@@ -14,6 +14,8 @@ Answers have no working memory.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec.structs import replace
@@ -21,10 +23,12 @@ from msgspec.structs import replace
 from memstream_server.core.retention import expiry_us
 from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.values import TruthStatus, Vector
+from memstream_server.engine.recall.watch import Waiter
 from memstream_server.engine.requests import Change, Query, RecallAnswer
 
 if TYPE_CHECKING:
-    from memstream_server.engine.recall.watch import Waiter, Watchers
+    from memstream_server.core.policy import RetentionPolicy
+    from memstream_server.engine.recall.watch import Watchers
     from memstream_server.engine.runtime.clock import Clock
     from memstream_server.ports.journal.records import MemoryRecord
 
@@ -44,22 +48,44 @@ def as_standing(query: Query) -> Query:
 
 
 class StandingQuery:
-    """The last answer of one standing query, and the time of its next ranking."""
+    """The last answer of one standing query, and the time of its next ranking. Its memories are watched in a `with`
+    block."""
 
-    def __init__(self, watchers: Watchers, record: MemoryRecord, waiting: Waiter, clock: Clock) -> None:
+    def __init__(self, watchers: Watchers, clock: Clock, selects: bool = False) -> None:
+        """selects: its memories may be others at every ranking, so that it is ranked after every poll."""
         self.vectors: dict[str, Vector] = {}
         """The query's vectors by embedding space: each is made once."""
-        self.retention = record.policy.retention
-        """The memory's retention policy, for the expiry of the answer; the caller keeps it current."""
+        self.waiting = Waiter(0)
+        self._selects = selects
         self._watchers = watchers
-        self._record = record
-        self._waiting = waiting
+        self._records: dict[str, MemoryRecord] = {}
+        """Of the memories, by uid."""
+        self._watches: dict[str, AbstractContextManager[Waiter]] = {}
         self._clock = clock
         self._last_answer: _Held | None = None
-        self._revision = 0
         self._degraded = False
         self._due_us: int | None = None
         """When a fragment of the answer expires, or a validity in the memory begins or ends."""
+
+    def __enter__(self) -> StandingQuery:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.watch(())
+
+    def watch(self, records: Sequence[MemoryRecord]) -> None:
+        """The memories of the next ranking, as they are now."""
+        self._records = {record.uid: record for record in records}
+        for uid in self._watches.keys() - self._records.keys():
+            self._watches.pop(uid).__exit__(None, None, None)
+        for uid in self._records.keys() - self._watches.keys():
+            watch = self._watches[uid] = self._watchers.add_waiter(self._records[uid], self.waiting)
+            watch.__enter__()
+
+    def _find_retention(self, memory: str) -> RetentionPolicy:
+        """Of the memory that holds a recollection; without a name, of the only one."""
+        named = (each for each in self._records.values() if not memory or f"{each.namespace}/{each.name}" == memory)
+        return next(named).policy.retention
 
     @property
     def ids(self) -> frozenset[str]:
@@ -85,9 +111,13 @@ class StandingQuery:
         same = (
             self._last_answer is not None and list(held.items()) == list(before.items()) and degraded is self._degraded
         )
-        shown = [*found, *(one.companion for one in found if one.companion is not None)]
-        expiring = [at_us for one in shown if (at_us := expiry_us(one.fragment, self.retention)) is not None]
-        self._last_answer, self._revision, self._degraded = held, answer.revision, degraded
+        expiring = [
+            at_us
+            for one in found
+            for shown in (one, one.companion)
+            if shown is not None and (at_us := expiry_us(shown.fragment, self._find_retention(one.memory))) is not None
+        ]
+        self._last_answer, self._degraded = held, degraded
         if answer.validity_change_us is not None:
             expiring.append(answer.validity_change_us)
         self._due_us = min(expiring, default=None)
@@ -104,13 +134,15 @@ class StandingQuery:
     async def wait_until_due(self) -> None:
         """Wait until the query must be ranked again. Raises MemoryNotFound."""
         await asyncio.sleep(PAUSE_S)
-        while not self._waiting.news.is_set():
+        while not self.waiting.news.is_set():
             quiet_s = self._watchers.quiet_s
             due_s = None if self._due_us is None else (self._due_us - self._clock.now_us()) / 1e6
             if due_s is not None and due_s <= 0:
                 return
-            if await self._waiting.wait_for_commit(quiet_s if due_s is None else min(quiet_s, due_s)):
+            if await self.waiting.wait_for_commit(quiet_s if due_s is None else min(quiet_s, due_s)):
                 return
-            record = await self._watchers.read_current(self._record)
-            if record.revision > self._revision or self._degraded:
+            if self._selects or self._degraded:
                 return
+            for record in self._records.values():
+                if (await self._watchers.read_current(record)).revision > record.revision:
+                    return

@@ -64,9 +64,9 @@ class Watchers:
             waiting.news.set()
 
     @contextmanager
-    def add_waiter(self, record: MemoryRecord) -> Iterator[Waiter]:
-        """A consumer that is notified of the memory's commits during the block."""
-        waiting = Waiter(record.revision)
+    def add_waiter(self, record: MemoryRecord, waiting: Waiter | None = None) -> Iterator[Waiter]:
+        """A consumer that is notified of the memory's commits during the block; one may wait for several memories."""
+        waiting = waiting or Waiter(record.revision)
         self._waiting[record.uid].add(waiting)
         try:
             yield waiting

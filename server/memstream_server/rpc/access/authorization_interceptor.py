@@ -16,14 +16,14 @@ import re
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 import structlog
 
-from memstream_server.engine.errors import OperationNotFound, ProtocolViolation
+from memstream_server.engine.errors import MemoryNotFound, OperationNotFound, ProtocolViolation
 from memstream_server.engine.runtime.call_context import ACCOUNT, PRINCIPAL, REQUEST, Request
 from memstream_server.rpc.access.admission import Admission
 from memstream_server.rpc.access.caller import CALLER, Caller, Verb
@@ -32,9 +32,17 @@ from memstream_server.rpc.access.identities import Identities, Metadata
 from memstream_server.rpc.access.peers import CALLER_HEADER
 from memstream_server.rpc.access.policy import AccessPolicy
 from memstream_server.rpc.errors import PermissionDenied
-from memstream_server.rpc.rpc_table import RPC_RULES, VERB_OF_OPERATION, RpcRule, find_namespace
+from memstream_server.rpc.rpc_table import (
+    RPC_RULES,
+    VERB_OF_OPERATION,
+    Need,
+    RpcRule,
+    find_memory_name,
+    find_namespace,
+)
 
 if TYPE_CHECKING:
+    from memstream_server.ports.journal.records import Labels, MemoryRecord
     from memstream_server.ports.operations import Operation
     from memstream_server.rpc.request_reader import Requests
 
@@ -43,6 +51,7 @@ log = structlog.get_logger(__name__)
 RECHECK_S = 2.0
 _OPERATION_ID = re.compile(r"[0-9A-Za-z]{1,64}")
 _Context = grpc.aio.ServicerContext[Any, Any]
+RecordOf = Callable[[str, str], Awaitable["MemoryRecord"]]
 OperationOf = Callable[[str], Awaitable["Operation"]]
 
 
@@ -54,9 +63,11 @@ class AuthorizationInterceptor(grpc.aio.ServerInterceptor):
         identities: Identities,
         policy: Watched[AccessPolicy],
         operation_of: OperationOf,
+        record_of: RecordOf,
         admission: Admission,
     ) -> None:
-        """`operation_of` raises OperationNotFound."""
+        """`operation_of` raises OperationNotFound, `record_of` MemoryNotFound."""
+        self.record_of = record_of
         self.admission = admission
         self.identities = identities
         self.policy = policy
@@ -250,7 +261,7 @@ class AuthorizedCall:
         CALLER.set(
             Caller(
                 principal,
-                lambda verb, namespace: policy.read_current().may(principal, verb, namespace),
+                lambda verb, namespace, labels: policy.read_current().may(principal, verb, namespace, labels),
                 lambda: _recheck_and_charge(this()),
             )
         )
@@ -270,8 +281,8 @@ class AuthorizedCall:
         self._first = request
         for need in self._rule.needs:
             namespace = find_namespace(request, need)
-            if namespace or not need.optional:
-                self._require_verb(need.verb, namespace)
+            if (namespace or not need.optional) and not self._may(need.verb, namespace):
+                await self._require_by_label(need, namespace, request)
         if self._rule.operation is not None:
             await self._check_operation(request.id, self._rule.operation)
 
@@ -307,6 +318,17 @@ class AuthorizedCall:
         log.info("permission_denied", principal=self._principal, verb=verb.value, namespace=namespace[:128])
         where = f"in the namespace {namespace[:128]!a}" if namespace else "for the whole server (no namespace is named)"
         raise PermissionDenied(f"{self._principal[:200]!a} does not have the right {verb.value} {where}")
+
+    async def _require_by_label(self, need: Need, namespace: str, request: Any) -> None:
+        """Raises PermissionDenied unless the labels of the memory that the request names give the right."""
+        policy, name = self._interceptor.policy.read_current(), find_memory_name(request, need)
+        if name and policy.may(self._principal, need.verb, namespace, None):
+            labels: Labels = ()
+            with suppress(MemoryNotFound):  # refused as one without the labels
+                labels = (await self._interceptor.record_of(namespace, name)).labels
+            if policy.may(self._principal, need.verb, namespace, labels):
+                return
+        self._require_verb(need.verb, namespace)
 
     async def _check_operation(self, id: str, verb: Verb) -> None:
         missing = OperationNotFound(f"there is no operation {id[:64]!r}; it may have ended over 7 days ago", id=id[:64])

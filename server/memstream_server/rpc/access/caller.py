@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
+from memstream_server.ports.journal.records import Labels
+
 T = TypeVar("T")
 ROWS_AT_ONCE = 500
 
@@ -29,7 +31,7 @@ class Caller:
     before the server acts for a stream without a request."""
 
     principal: str
-    may: Callable[[Verb, str], bool]
+    may: Callable[[Verb, str, Labels | None], bool]
     again: Callable[[], Awaitable[None]]
 
 
@@ -37,10 +39,11 @@ CALLER: ContextVar[Caller | None] = ContextVar("memstream_caller", default=None)
 """Set in the task of the call by the authorization interceptor; None if the server has no authentication."""
 
 
-def caller_may(verb: Verb, namespace: str) -> bool:
-    """Whether the caller has this right; always true if the server has no authentication."""
+def caller_may(verb: Verb, namespace: str, labels: Labels | None = ()) -> bool:
+    """Whether the caller has this right for a memory with these labels; without labels for the whole namespace, None:
+    for some memory of it. Always true if the server has no authentication."""
     caller = CALLER.get()
-    return caller is None or caller.may(verb, namespace)
+    return caller is None or caller.may(verb, namespace, labels)
 
 
 async def recheck_caller() -> None:

@@ -6,7 +6,8 @@
     verbs = ["observe", "recall", "read"]
 
 `*` at the end of a name matches any rest. `"*"` alone matches all: in `namespaces` also the server as a whole, in
-`verbs` every verb.
+`verbs` every verb. A grant may have `labels = { team = "core" }`: it then allows only what names a memory with all of
+these labels, and not the namespace as a whole.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from memstream_server.ports.journal.records import Labels
 from memstream_server.rpc.access.caller import Verb
 
 _FIELDS = ("who", "namespaces", "verbs")
+_LABELS = "labels"
 _KINDS = ("key:", "jwt:", "uri:")
 
 
@@ -51,6 +54,8 @@ class Grant:
     who: Names
     namespaces: Names
     verbs: frozenset[Verb]
+    labels: frozenset[tuple[str, str]] = frozenset()
+    """What a memory must have; empty: the grant is for the namespaces as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +64,15 @@ class AccessPolicy:
 
     grants: tuple[Grant, ...]
 
-    def may(self, principal: str, verb: Verb, namespace: str) -> bool:
-        """`namespace` is empty for the server as a whole."""
+    def may(self, principal: str, verb: Verb, namespace: str, labels: Labels | None = ()) -> bool:
+        """Whether it may do this with a memory that has these labels; without labels, with all of the namespace; None:
+        with a memory of some labels. `namespace` is empty for the server as a whole."""
         return any(
-            verb in grant.verbs and namespace in grant.namespaces and principal in grant.who for grant in self.grants
+            verb in grant.verbs
+            and namespace in grant.namespaces
+            and principal in grant.who
+            and (labels is None or grant.labels.issubset(labels))
+            for grant in self.grants
         )
 
 
@@ -79,8 +89,8 @@ def parse_policy(text: str) -> AccessPolicy:
 
 def _parse_grant(number: int, said: Any) -> Grant:
     where = f"grant {number}"
-    if not isinstance(said, dict) or sorted(said) != sorted(_FIELDS):
-        raise ValueError(f"{where} must have exactly {', '.join(_FIELDS)}")
+    if not isinstance(said, dict) or sorted(said.keys() - {_LABELS}) != sorted(_FIELDS):
+        raise ValueError(f"{where} must have exactly {', '.join(_FIELDS)}, and may have {_LABELS}")
     who, namespaces, verbs = (_parse_names(f"{where}: {field}", said[field]) for field in _FIELDS)
     for name in who:
         if name != "*" and not name.startswith(_KINDS):
@@ -90,7 +100,14 @@ def _parse_grant(number: int, said: Any) -> Grant:
         if verb not in known | {"*"}:
             raise ValueError(f"{where}: verbs has {verb!r}: there are {', '.join(sorted(known))} and *")
     allowed = frozenset(Verb) if "*" in verbs else frozenset(Verb(verb) for verb in verbs)
-    return Grant(Names.parse_names(who), Names.parse_names(namespaces), allowed)
+    labels = _parse_labels(where, said[_LABELS]) if _LABELS in said else frozenset()
+    return Grant(Names.parse_names(who), Names.parse_names(namespaces), allowed, labels)
+
+
+def _parse_labels(where: str, said: Any) -> frozenset[tuple[str, str]]:
+    if not isinstance(said, dict) or not said or not all(isinstance(each, str) for each in said.values()):
+        raise ValueError(f'{where}: labels must be a table of texts, as {{ team = "core" }}')
+    return frozenset(said.items())
 
 
 def _parse_names(where: str, said: Any) -> list[str]:

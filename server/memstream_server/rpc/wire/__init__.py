@@ -11,4 +11,5 @@ queries: queries and their answers
 recall_receipts: receipts of recalls and their replays
 scalars: enums, times, durations, vectors and metadata
 scan: counts the fields of a serialised message before it is parsed
+scopes: scopes of queries, and answers of other servers
 """

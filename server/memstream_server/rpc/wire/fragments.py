@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from operator import attrgetter
 
@@ -55,6 +55,10 @@ _read_times = attrgetter(
 _NO_TIMES = (None, None, 0, 0, None, None, None, None, None)
 """Times of a fragment: the message's fields, the fragment's, and the values that say that there is none."""
 _LISTS = ("sessions", "speakers", "kinds", "metadata", "exclude_ids", "tiers")
+_FILTERS_MAX = 32
+"""Maximum number of filters in a list of a filter,"""
+_FILTERS_INSIDE_MAX = 4
+"""and how deep they may be inside of one another."""
 _CONDITIONS_MAX = 1_000
 """Maximum number of entries in one list of a filter."""
 
@@ -113,8 +117,10 @@ def write_version(message: memory_service_pb2.FragmentVersion, version: Version)
     message.principal = version.principal
 
 
-def read_filter(found: Violations, message: fragment_pb2.FragmentFilter, limits: Limits, field: str) -> Filter:
-    """The selected fragments; an empty message selects all."""
+def read_filter(
+    found: Violations, message: fragment_pb2.FragmentFilter, limits: Limits, field: str, depth: int = 0
+) -> Filter:
+    """The selected fragments; an empty message selects all. depth: number of filters that it is inside of."""
     for name in _LISTS:
         if len(getattr(message, name)) > _CONDITIONS_MAX:
             found.add(f"{field}.{name}", f"has more than {_CONDITIONS_MAX} entries")
@@ -134,10 +140,29 @@ def read_filter(found: Violations, message: fragment_pb2.FragmentFilter, limits:
             _read_condition(found, f"{field}.metadata[{number}]", each) for number, each in enumerate(message.metadata)
         ),
         excluded=tuple(message.exclude_ids),
+        all_of=_read_filters(found, message.all_of, limits, f"{field}.all_of", depth),
+        any_of=_read_filters(found, message.any_of, limits, f"{field}.any_of", depth),
+        none_of=_read_filters(found, message.none_of, limits, f"{field}.none_of", depth),
     )
     _check_order(found, f"{field}.observe_time_max", chosen.observe_from_us, chosen.observe_until_us)
     _check_order(found, f"{field}.importance_max", chosen.importance_min, chosen.importance_max)
     return chosen
+
+
+def _read_filters(
+    found: Violations, messages: Sequence[fragment_pb2.FragmentFilter], limits: Limits, field: str, depth: int
+) -> tuple[Filter, ...]:
+    if not messages:
+        return ()
+    if depth == _FILTERS_INSIDE_MAX:
+        found.add(field, f"is inside of {depth} filters, more are not allowed")
+        return ()
+    if len(messages) > _FILTERS_MAX:
+        found.add(field, f"has more than {_FILTERS_MAX} entries")
+        return ()
+    return tuple(
+        [read_filter(found, each, limits, f"{field}[{number}]", depth + 1) for number, each in enumerate(messages)]
+    )
 
 
 def unmatched_message(unmatched: Unmatched) -> fragment_pb2.UnmatchedCondition:

@@ -6,15 +6,17 @@ from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import Message
 
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.core.filters import EVERYTHING
+from memstream_server.core.lexical import WordStatistics
 from memstream_server.core.policy import Truth
 from memstream_server.core.ranking import NearMiss
 from memstream_server.core.scores import Part
 from memstream_server.core.time_phrases.recognition import TimePhrase
-from memstream_server.engine.requests import Change, Query, RecallAnswer, Recollection
+from memstream_server.engine.requests import Change, MemoryAnswer, Query, RecallAnswer, Recollection
 from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.limits import Limits
@@ -28,6 +30,9 @@ ENCODED_PER_SLICE = 16
 """Fragments that are written between two looks at the clock, about 0.5 ms."""
 _WEIGHT_MAX = 100
 _TOKENS_MAX = 2**31 - 1
+_COUNT_MAX = 2**53
+_TERM_BYTES = 8
+_LANGUAGES_MAX = 100
 
 
 def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension: int, prefix: str = "query.") -> Query:
@@ -68,6 +73,7 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
         interpret_time=message.interpret_time if message.HasField("interpret_time") else True,
         as_of=fragments.read_as_of(found, message, prefix),
         receipt=message.SerializeToString(deterministic=True) if message.receipt else b"",
+        words=_read_all_words(found, f"{prefix}word_statistics", message.word_statistics),
     )
     if query.receipt and message.subscribe:
         found.add(f"{prefix}receipt", "is given with subscribe: a receipt is of one answer")
@@ -208,6 +214,7 @@ def done_response(query_id: str, answer: RecallAnswer, budgeted: bool) -> pb.Rec
         as_of_revision=answer.as_of_revision,
         receipt_id=answer.receipt_id,
         unmatched=map(fragments.unmatched_message, answer.unmatched),
+        memories=map(memory_message, answer.memories),
     )
 
 
@@ -233,6 +240,8 @@ def _write_recollection(message: pb.Recollection, recollection: Recollection, ra
         message.suspicions.extend(map(suspicion_message, recollection.suspicions))
     if recollection.later_id:
         message.later_id = recollection.later_id
+    if recollection.memory:
+        message.memory = recollection.memory
     if recollection.companion is not None:
         _write_recollection(message.companion, recollection.companion, 0, formula)
     for link in recollection.chain:
@@ -258,6 +267,72 @@ def _near_miss(missed: NearMiss) -> pb.NearMiss:
         score=scored.score,
         relevance=scored.relevance,
         superseded_by=missed.superseded_by,
+        memory=missed.memory,
+    )
+
+
+def words_message(words: WordStatistics) -> pb.WordStatistics:
+    """Statistics as other servers read them."""
+    return pb.WordStatistics(
+        fragments=words.fragments,
+        words=words.words,
+        window_words=words.window_words,
+        terms=words.terms,
+        fragments_with=words.holding.tolist(),
+        windows_with=words.windows.tolist(),
+    )
+
+
+def read_words(found: Violations, field: str, message: pb.WordStatistics) -> WordStatistics | None:
+    """None, and a violation, for numbers that cannot be statistics: they would be no scores."""
+    terms, rest = divmod(len(message.terms), _TERM_BYTES)
+    counts = (*message.fragments_with, *message.windows_with)
+    sizes = len(message.fragments_with) == len(message.windows_with) == terms and not rest
+    sums = 0 <= message.words <= _COUNT_MAX and 0 <= message.window_words <= _COUNT_MAX  # also of NaN
+    if not (sizes and sums and 0 <= message.fragments <= _COUNT_MAX) or any(
+        not 0 <= each <= message.fragments for each in counts
+    ):
+        found.add(field, "are no statistics: counts of each term between 0 and `fragments`, for terms of 8 bytes")
+        return None
+    return WordStatistics(
+        message.terms,
+        message.fragments,
+        message.words,
+        message.window_words,
+        np.array(message.fragments_with, np.int64),
+        np.array(message.windows_with, np.int64),
+    )
+
+
+def _read_all_words(found: Violations, field: str, given: Sequence[pb.WordStatistics]) -> tuple[WordStatistics, ...]:
+    if len(given) > _LANGUAGES_MAX:
+        found.add(field, f"has more than {_LANGUAGES_MAX} entries")
+        return ()
+    read = [read_words(found, f"{field}[{number}]", each) for number, each in enumerate(given)]
+    return tuple([each for each in read if each is not None])
+
+
+def add_words(message: bytes, words: Sequence[WordStatistics]) -> bytes:
+    """A serialised query with these statistics: serialised messages that are joined are one."""
+    return message + pb.RecallQuery(word_statistics=map(words_message, words)).SerializeToString()
+
+
+def memory_message(part: MemoryAnswer) -> pb.MemoryAnswer:
+    """What one of several memories contributed."""
+    own = part.answer
+    return pb.MemoryAnswer(
+        memory=part.memory,
+        revision=own.revision,
+        eligible=own.eligible,
+        considered=own.considered,
+        best_relevance=own.best_relevance,
+        weak=own.weak,
+        degraded=own.degraded,
+        recollections=part.recollections,
+        working_memory_ids=part.working_ids,
+        receipt_id=own.receipt_id,
+        as_of_revision=own.as_of_revision,
+        unmatched=map(fragments.unmatched_message, own.unmatched),
     )
 
 

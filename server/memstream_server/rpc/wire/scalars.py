@@ -178,6 +178,13 @@ def metadata_key(found: Violations, field: str, key: str) -> str:
     return key
 
 
+def metadata_of(values: Mapping[str, fragment_pb2.MetadataValue]) -> Metadata:
+    """Sorted pairs of a server's message."""
+    return tuple(
+        (key, getattr(values[key], kind)) for key in sorted(values) if (kind := values[key].WhichOneof("kind"))
+    )
+
+
 def write_metadata(target: MutableMapping[str, fragment_pb2.MetadataValue], values: Metadata) -> None:
     """Writes pairs into a message's map."""
     for key, value in values:

@@ -22,7 +22,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file memstream/v1/stream_service.proto.
  */
 export const file_memstream_v1_stream_service: GenFile = /*@__PURE__*/
-  fileDesc("CiFtZW1zdHJlYW0vdjEvc3RyZWFtX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSLRAQoOT2JzZXJ2ZVJlcXVlc3QSKQoEb3BlbhgBIAEoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZlT3BlbkgAEi8KBWJhdGNoGAIgASgLMh4ubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uQmF0Y2hIABIrCgVmbHVzaBgDIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlRmx1c2hIABIrCgVjbG9zZRgEIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlQ2xvc2VIAEIJCgdtZXNzYWdlItEBCgtPYnNlcnZlT3BlbhIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhAKCHByb2R1Y2VyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSKQoJYWNrX2xldmVsGAUgASgOMhYubWVtc3RyZWFtLnYxLkFja0xldmVsEhAKCG91dGNvbWVzGAYgASgIEhsKDmtub3duX3NlcXVlbmNlGAcgASgDSACIAQESDwoHcmVsYXRlZBgIIAEoBUIRCg9fa25vd25fc2VxdWVuY2UiWwoQT2JzZXJ2YXRpb25CYXRjaBIWCg5maXJzdF9zZXF1ZW5jZRgBIAEoAxIvCgxvYnNlcnZhdGlvbnMYAiADKAsyGS5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb24iIAoMT2JzZXJ2ZUZsdXNoEhAKCGZsdXNoX2lkGAEgASgDIg4KDE9ic2VydmVDbG9zZSL3AQoPT2JzZXJ2ZVJlc3BvbnNlEi0KBm9wZW5lZBgBIAEoCzIbLm1lbXN0cmVhbS52MS5PYnNlcnZlT3BlbmVkSAASIAoDYWNrGAIgASgLMhEubWVtc3RyZWFtLnYxLkFja0gAEioKCHRocm90dGxlGAMgASgLMhYubWVtc3RyZWFtLnYxLlRocm90dGxlSAASLQoKZ29pbmdfYXdheRgEIAEoCzIXLm1lbXN0cmVhbS52MS5Hb2luZ0F3YXlIABItCgZjbG9zZWQYBSABKAsyGy5tZW1zdHJlYW0udjEuT2JzZXJ2ZUNsb3NlZEgAQgkKB21lc3NhZ2UioAMKDU9ic2VydmVPcGVuZWQSEAoIcmVjZWl2ZWQYASABKAMSDgoGc3RvcmVkGAIgASgDEhkKEWV4cGVjdGVkX3NlcXVlbmNlGAMgASgDEhYKDnByb2R1Y2VyX2Vwb2NoGAQgASgDEhsKE3dpbmRvd19vYnNlcnZhdGlvbnMYBSABKAUSFAoMd2luZG93X2J5dGVzGAYgASgDEiQKBmxpbWl0cxgHIAEoCzIULm1lbXN0cmVhbS52MS5MaW1pdHMSEgoKbWVtb3J5X3VpZBgIIAEoCRIQCghyZXZpc2lvbhgJIAEoAxIzCghyZWplY3RlZBgKIAMoCzIhLm1lbXN0cmVhbS52MS5SZWplY3RlZE9ic2VydmF0aW9uEjIKCG91dGNvbWVzGAsgAygLMiAubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uT3V0Y29tZRIPCgdyZXN1bWVkGAwgASgDEhEKCXJlc3VtZV90bxgNIAEoAxIWCg5yZWplY3RlZF9zaW5jZRgOIAEoAxIWCg5vdXRjb21lc19zaW5jZRgPIAEoAyLVAQoDQWNrEhAKCHJlY2VpdmVkGAEgASgDEg4KBnN0b3JlZBgCIAEoAxIPCgdpbmRleGVkGAMgASgDEhAKCHJldmlzaW9uGAQgASgDEjMKCHJlamVjdGVkGAUgAygLMiEubWVtc3RyZWFtLnYxLlJlamVjdGVkT2JzZXJ2YXRpb24SMgoIb3V0Y29tZXMYBiADKAsyIC5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb25PdXRjb21lEg8KB2ZsdXNoZWQYByABKAMSDwoHcmVzdW1lZBgIIAEoAyJLChNSZWplY3RlZE9ic2VydmF0aW9uEhAKCHNlcXVlbmNlGAEgASgDEiIKBnN0YXR1cxgCIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzIsYBChJPYnNlcnZhdGlvbk91dGNvbWUSEAoIc2VxdWVuY2UYASABKAMSEwoLZnJhZ21lbnRfaWQYAiABKAkSJQoEdHlwZRgDIAEoDjIXLm1lbXN0cmVhbS52MS5FdmVudFR5cGUSEAoIb3RoZXJfaWQYBCABKAkSIAoEdGllchgFIAEoDjISLm1lbXN0cmVhbS52MS5UaWVyEi4KB3JlbGF0ZWQYBiADKAsyHS5tZW1zdHJlYW0udjEuUmVsYXRlZEZyYWdtZW50IjUKD1JlbGF0ZWRGcmFnbWVudBITCgtmcmFnbWVudF9pZBgBIAEoCRINCgVzaGFyZRgCIAEoASJPCghUaHJvdHRsZRIuCgtyZXRyeV9kZWxheRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhITCgtkZXNjcmlwdGlvbhgCIAEoCSJKCglHb2luZ0F3YXkSKAoFZ3JhY2UYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEwoLZGVzY3JpcHRpb24YAiABKAkirAEKDU9ic2VydmVDbG9zZWQSEAoIcmVjZWl2ZWQYASABKAMSDgoGc3RvcmVkGAIgASgDEhAKCHJldmlzaW9uGAMgASgDEjMKCHJlamVjdGVkGAQgAygLMiEubWVtc3RyZWFtLnYxLlJlamVjdGVkT2JzZXJ2YXRpb24SMgoIb3V0Y29tZXMYBSADKAsyIC5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb25PdXRjb21lIsoBCg1SZWNhbGxSZXF1ZXN0EigKBG9wZW4YASABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsT3BlbkgAEioKBXF1ZXJ5GAIgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbFF1ZXJ5SAASLAoGY2FuY2VsGAMgASgLMhoubWVtc3RyZWFtLnYxLlJlY2FsbENhbmNlbEgAEioKBWNsb3NlGAQgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbENsb3NlSABCCQoHbWVzc2FnZSJfCgpSZWNhbGxPcGVuEhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHc2Vzc2lvbhgDIAEoCRIdChVkb25lX2luX3JlY29sbGVjdGlvbnMYBCABKAgiwgYKC1JlY2FsbFF1ZXJ5EhAKCHF1ZXJ5X2lkGAEgASgJEg4KBHRleHQYAiABKAlIABI5CgpzdHJ1Y3R1cmVkGAMgASgLMiMubWVtc3RyZWFtLnYxLlN0cnVjdHVyZWRPYnNlcnZhdGlvbkgAEhEKCWVtYmVkZGluZxgEIAMoAhInCgNub3cYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhIKBWxpbWl0GAYgASgFSAKIAQESLAoHd2VpZ2h0cxgHIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNhbGxXZWlnaHRzEhoKDW1pbl9yZWxldmFuY2UYCCABKAFIA4gBARIsCgZmaWx0ZXIYCSABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISFAoMbWluX3JldmlzaW9uGAogASgDEg8KB2V4cGxhaW4YCyABKAgSEwoLbmVhcl9taXNzZXMYDCABKAUSFgoJcmVpbmZvcmNlGA0gASgISASIAQESFAoMdG9rZW5fYnVkZ2V0GA4gASgFEhEKCXN1YnNjcmliZRgPIAEoCBIbChNvbWl0X3dvcmtpbmdfbWVtb3J5GBAgASgIEioKB3RpbWVvdXQYESABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEQoEZm9sZBgUIAEoCEgFiAEBEhcKCndlYWtfYmVsb3cYFSABKAFIBogBARIiCgV0cnV0aBgWIAEoDjITLm1lbXN0cmVhbS52MS5UcnV0aBIRCgl0aW1lX3pvbmUYGiABKAkSGwoOaW50ZXJwcmV0X3RpbWUYGyABKAhIB4gBARIPCgdyZWNlaXB0GBkgASgIEjAKCmFzX29mX3RpbWUYFyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wSAESGAoOYXNfb2ZfcmV2aXNpb24YGCABKANIAUINCgtvYnNlcnZhdGlvbkIHCgVhc19vZkIICgZfbGltaXRCEAoOX21pbl9yZWxldmFuY2VCDAoKX3JlaW5mb3JjZUIHCgVfZm9sZEINCgtfd2Vha19iZWxvd0IRCg9faW50ZXJwcmV0X3RpbWUiZwoNUmVjYWxsV2VpZ2h0cxISCgVhbHBoYRgBIAEoAUgAiAEBEhEKBGJldGEYAiABKAFIAYgBARISCgVnYW1tYRgDIAEoAUgCiAEBQggKBl9hbHBoYUIHCgVfYmV0YUIICgZfZ2FtbWEiIAoMUmVjYWxsQ2FuY2VsEhAKCHF1ZXJ5X2lkGAEgASgJIg0KC1JlY2FsbENsb3NlIrQCCg5SZWNhbGxSZXNwb25zZRIsCgZvcGVuZWQYASABKAsyGi5tZW1zdHJlYW0udjEuUmVjYWxsT3BlbmVkSAASNAoNcmVjb2xsZWN0aW9ucxgCIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNvbGxlY3Rpb25zSAASKAoEZG9uZRgDIAEoCzIYLm1lbXN0cmVhbS52MS5SZWNhbGxEb25lSAASLAoGZmFpbGVkGAQgASgLMhoubWVtc3RyZWFtLnYxLlJlY2FsbEZhaWxlZEgAEi0KCmdvaW5nX2F3YXkYBSABKAsyFy5tZW1zdHJlYW0udjEuR29pbmdBd2F5SAASLAoJcmV0cmFjdGVkGAYgASgLMhcubWVtc3RyZWFtLnYxLlJldHJhY3RlZEgAQgkKB21lc3NhZ2UiWgoMUmVjYWxsT3BlbmVkEhIKCm1lbW9yeV91aWQYASABKAkSEAoIcmV2aXNpb24YAiABKAMSJAoGbGltaXRzGAMgASgLMhQubWVtc3RyZWFtLnYxLkxpbWl0cyLIAQoNUmVjb2xsZWN0aW9ucxIQCghxdWVyeV9pZBgBIAEoCRIxCg1yZWNvbGxlY3Rpb25zGAIgAygLMhoubWVtc3RyZWFtLnYxLlJlY29sbGVjdGlvbhIaChJ3b3JraW5nX21lbW9yeV9pZHMYAyADKAkSLgoOd29ya2luZ19tZW1vcnkYBCADKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSJgoEZG9uZRgFIAEoCzIYLm1lbXN0cmVhbS52MS5SZWNhbGxEb25lIoADCgxSZWNvbGxlY3Rpb24SKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSDQoFc2NvcmUYAiABKAESEQoJcmVsZXZhbmNlGAMgASgBEgwKBHJhbmsYBCABKAUSEQoJdHJ1bmNhdGVkGAUgASgIEi4KC2V4cGxhbmF0aW9uGAYgASgLMhkubWVtc3RyZWFtLnYxLkV4cGxhbmF0aW9uEhIKCmZvbGRlZF9pZHMYByADKAkSKQoGc3RhdHVzGAggASgOMhkubWVtc3RyZWFtLnYxLlRydXRoU3RhdHVzEiYKBWNoYWluGAkgAygLMhcubWVtc3RyZWFtLnYxLkNoYWluTGluaxIrCgpzdXNwaWNpb25zGAogAygLMhcubWVtc3RyZWFtLnYxLlN1c3BpY2lvbhItCgljb21wYW5pb24YCyABKAsyGi5tZW1zdHJlYW0udjEuUmVjb2xsZWN0aW9uEhAKCGxhdGVyX2lkGAwgASgJIn0KCUNoYWluTGluaxITCgtmcmFnbWVudF9pZBgBIAEoCRIwCgxvYnNlcnZlX3RpbWUYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEikKBnN0YXR1cxgDIAEoDjIZLm1lbXN0cmVhbS52MS5UcnV0aFN0YXR1cyJGCgtFeHBsYW5hdGlvbhImCgVwYXJ0cxgBIAMoCzIXLm1lbXN0cmVhbS52MS5TY29yZVBhcnQSDwoHZm9ybXVsYRgCIAEoCSK1AQoJU2NvcmVQYXJ0EgwKBG5hbWUYASABKAkSDQoFdmFsdWUYAiABKAESDgoGd2VpZ2h0GAMgASgBEhQKDGNvbnRyaWJ1dGlvbhgEIAEoARI1CgdkZXRhaWxzGAUgAygLMiQubWVtc3RyZWFtLnYxLlNjb3JlUGFydC5EZXRhaWxzRW50cnkaLgoMRGV0YWlsc0VudHJ5EgsKA2tleRgBIAEoCRINCgV2YWx1ZRgCIAEoAToCOAEiiQEKCE5lYXJNaXNzEhMKC2ZyYWdtZW50X2lkGAEgASgJEg0KBXN0YWdlGAIgASgJEhIKBXNjb3JlGAMgASgBSACIAQESFgoJcmVsZXZhbmNlGAQgASgBSAGIAQESFQoNc3VwZXJzZWRlZF9ieRgFIAEoCUIICgZfc2NvcmVCDAoKX3JlbGV2YW5jZSLdAwoKUmVjYWxsRG9uZRIQCghxdWVyeV9pZBgBIAEoCRIQCghyZXZpc2lvbhgCIAEoAxIQCghlbGlnaWJsZRgDIAEoAxISCgpjb25zaWRlcmVkGAQgASgDEhYKDmJlc3RfcmVsZXZhbmNlGAUgASgBEhAKCGRlZ3JhZGVkGAYgASgJEisKC25lYXJfbWlzc2VzGAcgAygLMhYubWVtc3RyZWFtLnYxLk5lYXJNaXNzEjYKB3RpbWluZ3MYCCADKAsyJS5tZW1zdHJlYW0udjEuUmVjYWxsRG9uZS5UaW1pbmdzRW50cnkSDgoGdG9rZW5zGAkgASgFEhMKC3JhbmtpbmdfaWRzGAogAygJEgwKBHdlYWsYCyABKAgSEgoKcmVjZWlwdF9pZBgMIAEoCRIyCgtpbnRlcnByZXRlZBgNIAMoCzIdLm1lbXN0cmVhbS52MS5JbnRlcnByZXRlZFRpbWUSFgoOYXNfb2ZfcmV2aXNpb24YDiABKAMSMwoJdW5tYXRjaGVkGA8gAygLMiAubWVtc3RyZWFtLnYxLlVubWF0Y2hlZENvbmRpdGlvbhouCgxUaW1pbmdzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4ASJzCg9JbnRlcnByZXRlZFRpbWUSDgoGcGhyYXNlGAEgASgJEigKBGZyb20YAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiYKAnRvGAMgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCJECgxSZWNhbGxGYWlsZWQSEAoIcXVlcnlfaWQYASABKAkSIgoGc3RhdHVzGAIgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXMiMwoJUmV0cmFjdGVkEhAKCHF1ZXJ5X2lkGAEgASgJEhQKDGZyYWdtZW50X2lkcxgCIAMoCSLQAQoMV2F0Y2hSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSJAoGY3Vyc29yGAMgASgLMhQubWVtc3RyZWFtLnYxLkN1cnNvchImCgV0eXBlcxgEIAMoDjIXLm1lbXN0cmVhbS52MS5FdmVudFR5cGUSNAoRcHJvZ3Jlc3NfaW50ZXJ2YWwYBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SGQoRaW5jbHVkZV9mcmFnbWVudHMYBiABKAgipwEKDVdhdGNoUmVzcG9uc2USKwoGZXZlbnRzGAEgASgLMhkubWVtc3RyZWFtLnYxLldhdGNoRXZlbnRzSAASLwoIcHJvZ3Jlc3MYAiABKAsyGy5tZW1zdHJlYW0udjEuV2F0Y2hQcm9ncmVzc0gAEi0KCmdvaW5nX2F3YXkYAyABKAsyFy5tZW1zdHJlYW0udjEuR29pbmdBd2F5SABCCQoHbWVzc2FnZSJdCgtXYXRjaEV2ZW50cxIjCgZldmVudHMYASADKAsyEy5tZW1zdHJlYW0udjEuRXZlbnQSKQoJZnJhZ21lbnRzGAIgAygLMhYubWVtc3RyZWFtLnYxLkZyYWdtZW50Il8KDVdhdGNoUHJvZ3Jlc3MSJAoGY3Vyc29yGAEgASgLMhQubWVtc3RyZWFtLnYxLkN1cnNvchIoCgR0aW1lGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCL0AQoTT2JzZXJ2ZUJhdGNoUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhAKCHByb2R1Y2VyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSFgoOZmlyc3Rfc2VxdWVuY2UYBSABKAMSLwoMb2JzZXJ2YXRpb25zGAYgAygLMhkubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uEikKCWFja19sZXZlbBgHIAEoDjIWLm1lbXN0cmVhbS52MS5BY2tMZXZlbBISCgpyZXF1ZXN0X2lkGAggASgJEg8KB3JlbGF0ZWQYCSABKAUiNgoUT2JzZXJ2ZUJhdGNoUmVzcG9uc2USHgoDYWNrGAEgASgLMhEubWVtc3RyZWFtLnYxLkFjayJxChFSZWNhbGxPbmNlUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEg8KB3Nlc3Npb24YAyABKAkSKAoFcXVlcnkYBCABKAsyGS5tZW1zdHJlYW0udjEuUmVjYWxsUXVlcnkicAoSUmVjYWxsT25jZVJlc3BvbnNlEjIKDXJlY29sbGVjdGlvbnMYASABKAsyGy5tZW1zdHJlYW0udjEuUmVjb2xsZWN0aW9ucxImCgRkb25lGAIgASgLMhgubWVtc3RyZWFtLnYxLlJlY2FsbERvbmUqagoIQWNrTGV2ZWwSGQoVQUNLX0xFVkVMX1VOU1BFQ0lGSUVEEAASFgoSQUNLX0xFVkVMX1JFQ0VJVkVEEAESFAoQQUNLX0xFVkVMX1NUT1JFRBACEhUKEUFDS19MRVZFTF9JTkRFWEVEEAMykAMKDVN0cmVhbVNlcnZpY2USSgoHT2JzZXJ2ZRIcLm1lbXN0cmVhbS52MS5PYnNlcnZlUmVxdWVzdBodLm1lbXN0cmVhbS52MS5PYnNlcnZlUmVzcG9uc2UoATABEkcKBlJlY2FsbBIbLm1lbXN0cmVhbS52MS5SZWNhbGxSZXF1ZXN0GhwubWVtc3RyZWFtLnYxLlJlY2FsbFJlc3BvbnNlKAEwARJCCgVXYXRjaBIaLm1lbXN0cmVhbS52MS5XYXRjaFJlcXVlc3QaGy5tZW1zdHJlYW0udjEuV2F0Y2hSZXNwb25zZTABElUKDE9ic2VydmVCYXRjaBIhLm1lbXN0cmVhbS52MS5PYnNlcnZlQmF0Y2hSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLk9ic2VydmVCYXRjaFJlc3BvbnNlEk8KClJlY2FsbE9uY2USHy5tZW1zdHJlYW0udjEuUmVjYWxsT25jZVJlcXVlc3QaIC5tZW1zdHJlYW0udjEuUmVjYWxsT25jZVJlc3BvbnNlQlMKEGRldi5tZW1zdHJlYW0udjFCElN0cmVhbVNlcnZpY2VQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_memstream_v1_event, file_memstream_v1_fragment, file_memstream_v1_server_service]);
+  fileDesc("CiFtZW1zdHJlYW0vdjEvc3RyZWFtX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSLRAQoOT2JzZXJ2ZVJlcXVlc3QSKQoEb3BlbhgBIAEoCzIZLm1lbXN0cmVhbS52MS5PYnNlcnZlT3BlbkgAEi8KBWJhdGNoGAIgASgLMh4ubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uQmF0Y2hIABIrCgVmbHVzaBgDIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlRmx1c2hIABIrCgVjbG9zZRgEIAEoCzIaLm1lbXN0cmVhbS52MS5PYnNlcnZlQ2xvc2VIAEIJCgdtZXNzYWdlItEBCgtPYnNlcnZlT3BlbhIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhAKCHByb2R1Y2VyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSKQoJYWNrX2xldmVsGAUgASgOMhYubWVtc3RyZWFtLnYxLkFja0xldmVsEhAKCG91dGNvbWVzGAYgASgIEhsKDmtub3duX3NlcXVlbmNlGAcgASgDSACIAQESDwoHcmVsYXRlZBgIIAEoBUIRCg9fa25vd25fc2VxdWVuY2UiWwoQT2JzZXJ2YXRpb25CYXRjaBIWCg5maXJzdF9zZXF1ZW5jZRgBIAEoAxIvCgxvYnNlcnZhdGlvbnMYAiADKAsyGS5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb24iIAoMT2JzZXJ2ZUZsdXNoEhAKCGZsdXNoX2lkGAEgASgDIg4KDE9ic2VydmVDbG9zZSL3AQoPT2JzZXJ2ZVJlc3BvbnNlEi0KBm9wZW5lZBgBIAEoCzIbLm1lbXN0cmVhbS52MS5PYnNlcnZlT3BlbmVkSAASIAoDYWNrGAIgASgLMhEubWVtc3RyZWFtLnYxLkFja0gAEioKCHRocm90dGxlGAMgASgLMhYubWVtc3RyZWFtLnYxLlRocm90dGxlSAASLQoKZ29pbmdfYXdheRgEIAEoCzIXLm1lbXN0cmVhbS52MS5Hb2luZ0F3YXlIABItCgZjbG9zZWQYBSABKAsyGy5tZW1zdHJlYW0udjEuT2JzZXJ2ZUNsb3NlZEgAQgkKB21lc3NhZ2UioAMKDU9ic2VydmVPcGVuZWQSEAoIcmVjZWl2ZWQYASABKAMSDgoGc3RvcmVkGAIgASgDEhkKEWV4cGVjdGVkX3NlcXVlbmNlGAMgASgDEhYKDnByb2R1Y2VyX2Vwb2NoGAQgASgDEhsKE3dpbmRvd19vYnNlcnZhdGlvbnMYBSABKAUSFAoMd2luZG93X2J5dGVzGAYgASgDEiQKBmxpbWl0cxgHIAEoCzIULm1lbXN0cmVhbS52MS5MaW1pdHMSEgoKbWVtb3J5X3VpZBgIIAEoCRIQCghyZXZpc2lvbhgJIAEoAxIzCghyZWplY3RlZBgKIAMoCzIhLm1lbXN0cmVhbS52MS5SZWplY3RlZE9ic2VydmF0aW9uEjIKCG91dGNvbWVzGAsgAygLMiAubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uT3V0Y29tZRIPCgdyZXN1bWVkGAwgASgDEhEKCXJlc3VtZV90bxgNIAEoAxIWCg5yZWplY3RlZF9zaW5jZRgOIAEoAxIWCg5vdXRjb21lc19zaW5jZRgPIAEoAyLVAQoDQWNrEhAKCHJlY2VpdmVkGAEgASgDEg4KBnN0b3JlZBgCIAEoAxIPCgdpbmRleGVkGAMgASgDEhAKCHJldmlzaW9uGAQgASgDEjMKCHJlamVjdGVkGAUgAygLMiEubWVtc3RyZWFtLnYxLlJlamVjdGVkT2JzZXJ2YXRpb24SMgoIb3V0Y29tZXMYBiADKAsyIC5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb25PdXRjb21lEg8KB2ZsdXNoZWQYByABKAMSDwoHcmVzdW1lZBgIIAEoAyJLChNSZWplY3RlZE9ic2VydmF0aW9uEhAKCHNlcXVlbmNlGAEgASgDEiIKBnN0YXR1cxgCIAEoCzISLmdvb2dsZS5ycGMuU3RhdHVzIsYBChJPYnNlcnZhdGlvbk91dGNvbWUSEAoIc2VxdWVuY2UYASABKAMSEwoLZnJhZ21lbnRfaWQYAiABKAkSJQoEdHlwZRgDIAEoDjIXLm1lbXN0cmVhbS52MS5FdmVudFR5cGUSEAoIb3RoZXJfaWQYBCABKAkSIAoEdGllchgFIAEoDjISLm1lbXN0cmVhbS52MS5UaWVyEi4KB3JlbGF0ZWQYBiADKAsyHS5tZW1zdHJlYW0udjEuUmVsYXRlZEZyYWdtZW50IjUKD1JlbGF0ZWRGcmFnbWVudBITCgtmcmFnbWVudF9pZBgBIAEoCRINCgVzaGFyZRgCIAEoASJPCghUaHJvdHRsZRIuCgtyZXRyeV9kZWxheRgBIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhITCgtkZXNjcmlwdGlvbhgCIAEoCSJKCglHb2luZ0F3YXkSKAoFZ3JhY2UYASABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEwoLZGVzY3JpcHRpb24YAiABKAkirAEKDU9ic2VydmVDbG9zZWQSEAoIcmVjZWl2ZWQYASABKAMSDgoGc3RvcmVkGAIgASgDEhAKCHJldmlzaW9uGAMgASgDEjMKCHJlamVjdGVkGAQgAygLMiEubWVtc3RyZWFtLnYxLlJlamVjdGVkT2JzZXJ2YXRpb24SMgoIb3V0Y29tZXMYBSADKAsyIC5tZW1zdHJlYW0udjEuT2JzZXJ2YXRpb25PdXRjb21lIsoBCg1SZWNhbGxSZXF1ZXN0EigKBG9wZW4YASABKAsyGC5tZW1zdHJlYW0udjEuUmVjYWxsT3BlbkgAEioKBXF1ZXJ5GAIgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbFF1ZXJ5SAASLAoGY2FuY2VsGAMgASgLMhoubWVtc3RyZWFtLnYxLlJlY2FsbENhbmNlbEgAEioKBWNsb3NlGAQgASgLMhkubWVtc3RyZWFtLnYxLlJlY2FsbENsb3NlSABCCQoHbWVzc2FnZSJfCgpSZWNhbGxPcGVuEhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDwoHc2Vzc2lvbhgDIAEoCRIdChVkb25lX2luX3JlY29sbGVjdGlvbnMYBCABKAgiygcKC1JlY2FsbFF1ZXJ5EhAKCHF1ZXJ5X2lkGAEgASgJEg4KBHRleHQYAiABKAlIABI5CgpzdHJ1Y3R1cmVkGAMgASgLMiMubWVtc3RyZWFtLnYxLlN0cnVjdHVyZWRPYnNlcnZhdGlvbkgAEhEKCWVtYmVkZGluZxgEIAMoAhInCgNub3cYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhIKBWxpbWl0GAYgASgFSAKIAQESLAoHd2VpZ2h0cxgHIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNhbGxXZWlnaHRzEhoKDW1pbl9yZWxldmFuY2UYCCABKAFIA4gBARIsCgZmaWx0ZXIYCSABKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISFAoMbWluX3JldmlzaW9uGAogASgDEg8KB2V4cGxhaW4YCyABKAgSEwoLbmVhcl9taXNzZXMYDCABKAUSFgoJcmVpbmZvcmNlGA0gASgISASIAQESFAoMdG9rZW5fYnVkZ2V0GA4gASgFEhEKCXN1YnNjcmliZRgPIAEoCBIbChNvbWl0X3dvcmtpbmdfbWVtb3J5GBAgASgIEioKB3RpbWVvdXQYESABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SEQoEZm9sZBgUIAEoCEgFiAEBEhcKCndlYWtfYmVsb3cYFSABKAFIBogBARIiCgV0cnV0aBgWIAEoDjITLm1lbXN0cmVhbS52MS5UcnV0aBIRCgl0aW1lX3pvbmUYGiABKAkSGwoOaW50ZXJwcmV0X3RpbWUYGyABKAhIB4gBARIPCgdyZWNlaXB0GBkgASgIEjAKCmFzX29mX3RpbWUYFyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wSAESGAoOYXNfb2ZfcmV2aXNpb24YGCABKANIARIpCgZzY29wZXMYHCADKAsyGS5tZW1zdHJlYW0udjEuUmVjYWxsU2NvcGUSDwoHcGFydGlhbBgdIAEoCBI1Cg93b3JkX3N0YXRpc3RpY3MYHiADKAsyHC5tZW1zdHJlYW0udjEuV29yZFN0YXRpc3RpY3MSEwoLY291bnRfd29yZHMYHyABKAhCDQoLb2JzZXJ2YXRpb25CBwoFYXNfb2ZCCAoGX2xpbWl0QhAKDl9taW5fcmVsZXZhbmNlQgwKCl9yZWluZm9yY2VCBwoFX2ZvbGRCDQoLX3dlYWtfYmVsb3dCEQoPX2ludGVycHJldF90aW1lIu4BCgtSZWNhbGxTY29wZRIQCgZtZW1vcnkYASABKAlIABIQCgZwcmVmaXgYAiABKAlIABItCgZsYWJlbHMYAyABKAsyGy5tZW1zdHJlYW0udjEuTGFiZWxTZWxlY3RvckgAEhMKBndlaWdodBgEIAEoAUgBiAEBEhIKBWxpbWl0GAUgASgFSAKIAQESLAoGZmlsdGVyGAYgASgLMhwubWVtc3RyZWFtLnYxLkZyYWdtZW50RmlsdGVyEhQKDG1pbl9yZXZpc2lvbhgHIAEoA0IKCghtZW1vcmllc0IJCgdfd2VpZ2h0QggKBl9saW1pdCKKAQoNTGFiZWxTZWxlY3RvchIRCgluYW1lc3BhY2UYASABKAkSNwoGbGFiZWxzGAIgAygLMicubWVtc3RyZWFtLnYxLkxhYmVsU2VsZWN0b3IuTGFiZWxzRW50cnkaLQoLTGFiZWxzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgJOgI4ASKFAQoOV29yZFN0YXRpc3RpY3MSEQoJZnJhZ21lbnRzGAEgASgDEg0KBXdvcmRzGAIgASgDEhQKDHdpbmRvd193b3JkcxgDIAEoARINCgV0ZXJtcxgEIAEoDBIWCg5mcmFnbWVudHNfd2l0aBgFIAMoAxIUCgx3aW5kb3dzX3dpdGgYBiADKAMiZwoNUmVjYWxsV2VpZ2h0cxISCgVhbHBoYRgBIAEoAUgAiAEBEhEKBGJldGEYAiABKAFIAYgBARISCgVnYW1tYRgDIAEoAUgCiAEBQggKBl9hbHBoYUIHCgVfYmV0YUIICgZfZ2FtbWEiIAoMUmVjYWxsQ2FuY2VsEhAKCHF1ZXJ5X2lkGAEgASgJIg0KC1JlY2FsbENsb3NlIrQCCg5SZWNhbGxSZXNwb25zZRIsCgZvcGVuZWQYASABKAsyGi5tZW1zdHJlYW0udjEuUmVjYWxsT3BlbmVkSAASNAoNcmVjb2xsZWN0aW9ucxgCIAEoCzIbLm1lbXN0cmVhbS52MS5SZWNvbGxlY3Rpb25zSAASKAoEZG9uZRgDIAEoCzIYLm1lbXN0cmVhbS52MS5SZWNhbGxEb25lSAASLAoGZmFpbGVkGAQgASgLMhoubWVtc3RyZWFtLnYxLlJlY2FsbEZhaWxlZEgAEi0KCmdvaW5nX2F3YXkYBSABKAsyFy5tZW1zdHJlYW0udjEuR29pbmdBd2F5SAASLAoJcmV0cmFjdGVkGAYgASgLMhcubWVtc3RyZWFtLnYxLlJldHJhY3RlZEgAQgkKB21lc3NhZ2UiWgoMUmVjYWxsT3BlbmVkEhIKCm1lbW9yeV91aWQYASABKAkSEAoIcmV2aXNpb24YAiABKAMSJAoGbGltaXRzGAMgASgLMhQubWVtc3RyZWFtLnYxLkxpbWl0cyLIAQoNUmVjb2xsZWN0aW9ucxIQCghxdWVyeV9pZBgBIAEoCRIxCg1yZWNvbGxlY3Rpb25zGAIgAygLMhoubWVtc3RyZWFtLnYxLlJlY29sbGVjdGlvbhIaChJ3b3JraW5nX21lbW9yeV9pZHMYAyADKAkSLgoOd29ya2luZ19tZW1vcnkYBCADKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSJgoEZG9uZRgFIAEoCzIYLm1lbXN0cmVhbS52MS5SZWNhbGxEb25lIpADCgxSZWNvbGxlY3Rpb24SKAoIZnJhZ21lbnQYASABKAsyFi5tZW1zdHJlYW0udjEuRnJhZ21lbnQSDQoFc2NvcmUYAiABKAESEQoJcmVsZXZhbmNlGAMgASgBEgwKBHJhbmsYBCABKAUSEQoJdHJ1bmNhdGVkGAUgASgIEi4KC2V4cGxhbmF0aW9uGAYgASgLMhkubWVtc3RyZWFtLnYxLkV4cGxhbmF0aW9uEhIKCmZvbGRlZF9pZHMYByADKAkSKQoGc3RhdHVzGAggASgOMhkubWVtc3RyZWFtLnYxLlRydXRoU3RhdHVzEiYKBWNoYWluGAkgAygLMhcubWVtc3RyZWFtLnYxLkNoYWluTGluaxIrCgpzdXNwaWNpb25zGAogAygLMhcubWVtc3RyZWFtLnYxLlN1c3BpY2lvbhItCgljb21wYW5pb24YCyABKAsyGi5tZW1zdHJlYW0udjEuUmVjb2xsZWN0aW9uEhAKCGxhdGVyX2lkGAwgASgJEg4KBm1lbW9yeRgNIAEoCSJ9CglDaGFpbkxpbmsSEwoLZnJhZ21lbnRfaWQYASABKAkSMAoMb2JzZXJ2ZV90aW1lGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIpCgZzdGF0dXMYAyABKA4yGS5tZW1zdHJlYW0udjEuVHJ1dGhTdGF0dXMiRgoLRXhwbGFuYXRpb24SJgoFcGFydHMYASADKAsyFy5tZW1zdHJlYW0udjEuU2NvcmVQYXJ0Eg8KB2Zvcm11bGEYAiABKAkitQEKCVNjb3JlUGFydBIMCgRuYW1lGAEgASgJEg0KBXZhbHVlGAIgASgBEg4KBndlaWdodBgDIAEoARIUCgxjb250cmlidXRpb24YBCABKAESNQoHZGV0YWlscxgFIAMoCzIkLm1lbXN0cmVhbS52MS5TY29yZVBhcnQuRGV0YWlsc0VudHJ5Gi4KDERldGFpbHNFbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAE6AjgBIpkBCghOZWFyTWlzcxITCgtmcmFnbWVudF9pZBgBIAEoCRINCgVzdGFnZRgCIAEoCRISCgVzY29yZRgDIAEoAUgAiAEBEhYKCXJlbGV2YW5jZRgEIAEoAUgBiAEBEhUKDXN1cGVyc2VkZWRfYnkYBSABKAkSDgoGbWVtb3J5GAYgASgJQggKBl9zY29yZUIMCgpfcmVsZXZhbmNlIqICCgxNZW1vcnlBbnN3ZXISDgoGbWVtb3J5GAEgASgJEhAKCHJldmlzaW9uGAIgASgDEhAKCGVsaWdpYmxlGAMgASgDEhIKCmNvbnNpZGVyZWQYBCABKAMSFgoOYmVzdF9yZWxldmFuY2UYBSABKAESDAoEd2VhaxgGIAEoCBIQCghkZWdyYWRlZBgHIAEoCRIVCg1yZWNvbGxlY3Rpb25zGAggASgFEhoKEndvcmtpbmdfbWVtb3J5X2lkcxgJIAMoCRISCgpyZWNlaXB0X2lkGAogASgJEhYKDmFzX29mX3JldmlzaW9uGAsgASgDEjMKCXVubWF0Y2hlZBgMIAMoCzIgLm1lbXN0cmVhbS52MS5Vbm1hdGNoZWRDb25kaXRpb24iwgQKClJlY2FsbERvbmUSEAoIcXVlcnlfaWQYASABKAkSEAoIcmV2aXNpb24YAiABKAMSEAoIZWxpZ2libGUYAyABKAMSEgoKY29uc2lkZXJlZBgEIAEoAxIWCg5iZXN0X3JlbGV2YW5jZRgFIAEoARIQCghkZWdyYWRlZBgGIAEoCRIrCgtuZWFyX21pc3NlcxgHIAMoCzIWLm1lbXN0cmVhbS52MS5OZWFyTWlzcxI2Cgd0aW1pbmdzGAggAygLMiUubWVtc3RyZWFtLnYxLlJlY2FsbERvbmUuVGltaW5nc0VudHJ5Eg4KBnRva2VucxgJIAEoBRITCgtyYW5raW5nX2lkcxgKIAMoCRIMCgR3ZWFrGAsgASgIEhIKCnJlY2VpcHRfaWQYDCABKAkSMgoLaW50ZXJwcmV0ZWQYDSADKAsyHS5tZW1zdHJlYW0udjEuSW50ZXJwcmV0ZWRUaW1lEhYKDmFzX29mX3JldmlzaW9uGA4gASgDEjMKCXVubWF0Y2hlZBgPIAMoCzIgLm1lbXN0cmVhbS52MS5Vbm1hdGNoZWRDb25kaXRpb24SLAoIbWVtb3JpZXMYECADKAsyGi5tZW1zdHJlYW0udjEuTWVtb3J5QW5zd2VyEjUKD3dvcmRfc3RhdGlzdGljcxgRIAEoCzIcLm1lbXN0cmVhbS52MS5Xb3JkU3RhdGlzdGljcxouCgxUaW1pbmdzRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgBOgI4ASJzCg9JbnRlcnByZXRlZFRpbWUSDgoGcGhyYXNlGAEgASgJEigKBGZyb20YAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiYKAnRvGAMgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCJECgxSZWNhbGxGYWlsZWQSEAoIcXVlcnlfaWQYASABKAkSIgoGc3RhdHVzGAIgASgLMhIuZ29vZ2xlLnJwYy5TdGF0dXMiMwoJUmV0cmFjdGVkEhAKCHF1ZXJ5X2lkGAEgASgJEhQKDGZyYWdtZW50X2lkcxgCIAMoCSLQAQoMV2F0Y2hSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSJAoGY3Vyc29yGAMgASgLMhQubWVtc3RyZWFtLnYxLkN1cnNvchImCgV0eXBlcxgEIAMoDjIXLm1lbXN0cmVhbS52MS5FdmVudFR5cGUSNAoRcHJvZ3Jlc3NfaW50ZXJ2YWwYBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SGQoRaW5jbHVkZV9mcmFnbWVudHMYBiABKAgipwEKDVdhdGNoUmVzcG9uc2USKwoGZXZlbnRzGAEgASgLMhkubWVtc3RyZWFtLnYxLldhdGNoRXZlbnRzSAASLwoIcHJvZ3Jlc3MYAiABKAsyGy5tZW1zdHJlYW0udjEuV2F0Y2hQcm9ncmVzc0gAEi0KCmdvaW5nX2F3YXkYAyABKAsyFy5tZW1zdHJlYW0udjEuR29pbmdBd2F5SABCCQoHbWVzc2FnZSJdCgtXYXRjaEV2ZW50cxIjCgZldmVudHMYASADKAsyEy5tZW1zdHJlYW0udjEuRXZlbnQSKQoJZnJhZ21lbnRzGAIgAygLMhYubWVtc3RyZWFtLnYxLkZyYWdtZW50Il8KDVdhdGNoUHJvZ3Jlc3MSJAoGY3Vyc29yGAEgASgLMhQubWVtc3RyZWFtLnYxLkN1cnNvchIoCgR0aW1lGAIgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCL0AQoTT2JzZXJ2ZUJhdGNoUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhAKCHByb2R1Y2VyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSFgoOZmlyc3Rfc2VxdWVuY2UYBSABKAMSLwoMb2JzZXJ2YXRpb25zGAYgAygLMhkubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uEikKCWFja19sZXZlbBgHIAEoDjIWLm1lbXN0cmVhbS52MS5BY2tMZXZlbBISCgpyZXF1ZXN0X2lkGAggASgJEg8KB3JlbGF0ZWQYCSABKAUiNgoUT2JzZXJ2ZUJhdGNoUmVzcG9uc2USHgoDYWNrGAEgASgLMhEubWVtc3RyZWFtLnYxLkFjayJxChFSZWNhbGxPbmNlUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEg8KB3Nlc3Npb24YAyABKAkSKAoFcXVlcnkYBCABKAsyGS5tZW1zdHJlYW0udjEuUmVjYWxsUXVlcnkicAoSUmVjYWxsT25jZVJlc3BvbnNlEjIKDXJlY29sbGVjdGlvbnMYASABKAsyGy5tZW1zdHJlYW0udjEuUmVjb2xsZWN0aW9ucxImCgRkb25lGAIgASgLMhgubWVtc3RyZWFtLnYxLlJlY2FsbERvbmUqagoIQWNrTGV2ZWwSGQoVQUNLX0xFVkVMX1VOU1BFQ0lGSUVEEAASFgoSQUNLX0xFVkVMX1JFQ0VJVkVEEAESFAoQQUNLX0xFVkVMX1NUT1JFRBACEhUKEUFDS19MRVZFTF9JTkRFWEVEEAMykAMKDVN0cmVhbVNlcnZpY2USSgoHT2JzZXJ2ZRIcLm1lbXN0cmVhbS52MS5PYnNlcnZlUmVxdWVzdBodLm1lbXN0cmVhbS52MS5PYnNlcnZlUmVzcG9uc2UoATABEkcKBlJlY2FsbBIbLm1lbXN0cmVhbS52MS5SZWNhbGxSZXF1ZXN0GhwubWVtc3RyZWFtLnYxLlJlY2FsbFJlc3BvbnNlKAEwARJCCgVXYXRjaBIaLm1lbXN0cmVhbS52MS5XYXRjaFJlcXVlc3QaGy5tZW1zdHJlYW0udjEuV2F0Y2hSZXNwb25zZTABElUKDE9ic2VydmVCYXRjaBIhLm1lbXN0cmVhbS52MS5PYnNlcnZlQmF0Y2hSZXF1ZXN0GiIubWVtc3RyZWFtLnYxLk9ic2VydmVCYXRjaFJlc3BvbnNlEk8KClJlY2FsbE9uY2USHy5tZW1zdHJlYW0udjEuUmVjYWxsT25jZVJlcXVlc3QaIC5tZW1zdHJlYW0udjEuUmVjYWxsT25jZVJlc3BvbnNlQlMKEGRldi5tZW1zdHJlYW0udjFCElN0cmVhbVNlcnZpY2VQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_google_rpc_status, file_memstream_v1_event, file_memstream_v1_fragment, file_memstream_v1_server_service]);
 
 /**
  * A message of the client on an Observe stream.
@@ -753,14 +753,14 @@ export const RecallRequestSchema: GenMessage<RecallRequest> = /*@__PURE__*/
  */
 export type RecallOpen = Message<"memstream.v1.RecallOpen"> & {
   /**
-   * The memory's namespace.
+   * The memory's namespace; empty if every query has `scopes`.
    *
    * @generated from field: string namespace = 1;
    */
   namespace: string;
 
   /**
-   * The memory.
+   * The memory; empty if every query has `scopes`.
    *
    * @generated from field: string memory = 2;
    */
@@ -1008,13 +1008,53 @@ export type RecallQuery = Message<"memstream.v1.RecallQuery"> & {
     case: "asOfTime";
   } | {
     /**
-     * As of this revision; expiry counts at the time when it was committed.
+     * As of this revision; expiry counts at the time when it was committed. Not with several memories.
      *
      * @generated from field: int64 as_of_revision = 24;
      */
     value: bigint;
     case: "asOfRevision";
   } | { case: undefined; value?: undefined };
+
+  /**
+   * Ask these memories, in place of the one that the call or the stream names, which then names none: 1 to 100 scopes,
+   * at most 1,000 memories. The answer is one ranking, by score times weight. A memory that several scopes select is
+   * asked once: as the scope says that names it, else as the first that selects it. Naming a memory twice is
+   * INVALID_ARGUMENT. A list with one named memory gives the same answer as a call that names the memory.
+   * Words are weighed by how often they occur in all of these memories together. What several memories hold of the
+   * limits of the policy (`limit` unset) is the largest. `min_revision` is given by scope. With `as_of`, every memory is
+   * ranked as of the same time, with present word statistics. With `receipt`, every memory keeps a receipt of its
+   * part, of more recollections than the answer has. A fragment that several of the memories hold, because one is an
+   * import of another, is returned once.
+   *
+   * @generated from field: repeated memstream.v1.RecallScope scopes = 28;
+   */
+  scopes: RecallScope[];
+
+  /**
+   * Leave out named memories that do not exist or that the caller may not recall, instead of failing. The answer does
+   * not say which of the two.
+   *
+   * @generated from field: bool partial = 29;
+   */
+  partial: boolean;
+
+  /**
+   * Rank by these statistics of words instead of the memory's own, if they are of the query's words in the memory's
+   * language. Servers set it when they ask one another, and receipts of recalls over several memories keep it. Not with
+   * `scopes`.
+   *
+   * @generated from field: repeated memstream.v1.WordStatistics word_statistics = 30;
+   */
+  wordStatistics: WordStatistics[];
+
+  /**
+   * Return `RecallDone.word_statistics`, and no recollections. Servers ask one another for it. Only in RecallOnce, and
+   * not with `scopes`.
+   *
+   * @generated from field: bool count_words = 31;
+   */
+  countWords: boolean;
 };
 
 /**
@@ -1023,6 +1063,165 @@ export type RecallQuery = Message<"memstream.v1.RecallQuery"> & {
  */
 export const RecallQuerySchema: GenMessage<RecallQuery> = /*@__PURE__*/
   messageDesc(file_memstream_v1_stream_service, 16);
+
+/**
+ * Memories that a query is asked in: one, those of a prefix, or those with labels. Prefix and labels select among the
+ * memories that the caller may recall.
+ *
+ * @generated from message memstream.v1.RecallScope
+ */
+export type RecallScope = Message<"memstream.v1.RecallScope"> & {
+  /**
+   * Exactly one is set.
+   *
+   * @generated from oneof memstream.v1.RecallScope.memories
+   */
+  memories: {
+    /**
+     * One memory, as "namespace/memory".
+     *
+     * @generated from field: string memory = 1;
+     */
+    value: string;
+    case: "memory";
+  } | {
+    /**
+     * The memories whose "namespace/memory" begins with this text: "user/" are those of the namespace `user`,
+     * "team/core-" those of `team` whose names begin with "core-", "team-" those of every namespace that begins so.
+     *
+     * @generated from field: string prefix = 2;
+     */
+    value: string;
+    case: "prefix";
+  } | {
+    /**
+     * The memories that have these labels.
+     *
+     * @generated from field: memstream.v1.LabelSelector labels = 3;
+     */
+    value: LabelSelector;
+    case: "labels";
+  } | { case: undefined; value?: undefined };
+
+  /**
+   * The score of a recollection times this weight decides its place, more than 0 and at most 100. Unset: 1.
+   *
+   * @generated from field: optional double weight = 4;
+   */
+  weight?: number | undefined;
+
+  /**
+   * Most recollections of each of these memories, 1 to `Limits.recall_limit_max`. Unset: as many as of all.
+   *
+   * @generated from field: optional int32 limit = 5;
+   */
+  limit?: number | undefined;
+
+  /**
+   * What these memories may contribute must pass this filter too, including working memory.
+   *
+   * @generated from field: memstream.v1.FragmentFilter filter = 6;
+   */
+  filter?: FragmentFilter | undefined;
+
+  /**
+   * With `memory`: wait until this revision of it is visible, as `RecallQuery.min_revision`.
+   *
+   * @generated from field: int64 min_revision = 7;
+   */
+  minRevision: bigint;
+};
+
+/**
+ * Describes the message memstream.v1.RecallScope.
+ * Use `create(RecallScopeSchema)` to create a new message.
+ */
+export const RecallScopeSchema: GenMessage<RecallScope> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_stream_service, 17);
+
+/**
+ * Memories by their labels.
+ *
+ * @generated from message memstream.v1.LabelSelector
+ */
+export type LabelSelector = Message<"memstream.v1.LabelSelector"> & {
+  /**
+   * Those of this namespace. Empty: of every namespace.
+   *
+   * @generated from field: string namespace = 1;
+   */
+  namespace: string;
+
+  /**
+   * Those that have each of these labels with exactly that value; at least one.
+   *
+   * @generated from field: map<string, string> labels = 2;
+   */
+  labels: { [key: string]: string };
+};
+
+/**
+ * Describes the message memstream.v1.LabelSelector.
+ * Use `create(LabelSelectorSchema)` to create a new message.
+ */
+export const LabelSelectorSchema: GenMessage<LabelSelector> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_stream_service, 18);
+
+/**
+ * How often the words of a query occur in several memories together. Lists are in the order of `terms`.
+ *
+ * @generated from message memstream.v1.WordStatistics
+ */
+export type WordStatistics = Message<"memstream.v1.WordStatistics"> & {
+  /**
+   * Live fragments.
+   *
+   * @generated from field: int64 fragments = 1;
+   */
+  fragments: bigint;
+
+  /**
+   * Words in them.
+   *
+   * @generated from field: int64 words = 2;
+   */
+  words: bigint;
+
+  /**
+   * Words in their context windows, a neighbour's weighted by distance.
+   *
+   * @generated from field: double window_words = 3;
+   */
+  windowWords: number;
+
+  /**
+   * Hashes of the words, distinct and ascending, each as 8 bytes, the lowest first.
+   *
+   * @generated from field: bytes terms = 4;
+   */
+  terms: Uint8Array;
+
+  /**
+   * Fragments that have the word.
+   *
+   * @generated from field: repeated int64 fragments_with = 5;
+   */
+  fragmentsWith: bigint[];
+
+  /**
+   * Context windows that have the word.
+   *
+   * @generated from field: repeated int64 windows_with = 6;
+   */
+  windowsWith: bigint[];
+};
+
+/**
+ * Describes the message memstream.v1.WordStatistics.
+ * Use `create(WordStatisticsSchema)` to create a new message.
+ */
+export const WordStatisticsSchema: GenMessage<WordStatistics> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_stream_service, 19);
 
 /**
  * Weights of the score: alpha x recency + beta x relevance + gamma x importance.
@@ -1057,7 +1256,7 @@ export type RecallWeights = Message<"memstream.v1.RecallWeights"> & {
  * Use `create(RecallWeightsSchema)` to create a new message.
  */
 export const RecallWeightsSchema: GenMessage<RecallWeights> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 17);
+  messageDesc(file_memstream_v1_stream_service, 20);
 
 /**
  * Cancels one query. The query still ends with exactly one message: `failed` with QUERY_CANCELLED, or the `done` or
@@ -1079,7 +1278,7 @@ export type RecallCancel = Message<"memstream.v1.RecallCancel"> & {
  * Use `create(RecallCancelSchema)` to create a new message.
  */
 export const RecallCancelSchema: GenMessage<RecallCancel> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 18);
+  messageDesc(file_memstream_v1_stream_service, 21);
 
 /**
  * No more queries.
@@ -1094,7 +1293,7 @@ export type RecallClose = Message<"memstream.v1.RecallClose"> & {
  * Use `create(RecallCloseSchema)` to create a new message.
  */
 export const RecallCloseSchema: GenMessage<RecallClose> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 19);
+  messageDesc(file_memstream_v1_stream_service, 22);
 
 /**
  * A message of the server on a Recall stream.
@@ -1164,7 +1363,7 @@ export type RecallResponse = Message<"memstream.v1.RecallResponse"> & {
  * Use `create(RecallResponseSchema)` to create a new message.
  */
 export const RecallResponseSchema: GenMessage<RecallResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 20);
+  messageDesc(file_memstream_v1_stream_service, 23);
 
 /**
  * The stream is open.
@@ -1173,7 +1372,7 @@ export const RecallResponseSchema: GenMessage<RecallResponse> = /*@__PURE__*/
  */
 export type RecallOpened = Message<"memstream.v1.RecallOpened"> & {
   /**
-   * The memory's uid.
+   * The memory's uid; empty if the stream names no memory.
    *
    * @generated from field: string memory_uid = 1;
    */
@@ -1199,7 +1398,7 @@ export type RecallOpened = Message<"memstream.v1.RecallOpened"> & {
  * Use `create(RecallOpenedSchema)` to create a new message.
  */
 export const RecallOpenedSchema: GenMessage<RecallOpened> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 21);
+  messageDesc(file_memstream_v1_stream_service, 24);
 
 /**
  * A part of a query's answer. Content is sent once: a working-memory fragment that was also ranked appears only by id.
@@ -1249,7 +1448,7 @@ export type Recollections = Message<"memstream.v1.Recollections"> & {
  * Use `create(RecollectionsSchema)` to create a new message.
  */
 export const RecollectionsSchema: GenMessage<Recollections> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 22);
+  messageDesc(file_memstream_v1_stream_service, 25);
 
 /**
  * A fragment that was recalled, and its scores.
@@ -1349,6 +1548,13 @@ export type Recollection = Message<"memstream.v1.Recollection"> & {
    * @generated from field: string later_id = 12;
    */
   laterId: string;
+
+  /**
+   * The memory that holds it, as "namespace/memory", if the answer lists memories (`RecallDone.memories`).
+   *
+   * @generated from field: string memory = 13;
+   */
+  memory: string;
 };
 
 /**
@@ -1356,7 +1562,7 @@ export type Recollection = Message<"memstream.v1.Recollection"> & {
  * Use `create(RecollectionSchema)` to create a new message.
  */
 export const RecollectionSchema: GenMessage<Recollection> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 23);
+  messageDesc(file_memstream_v1_stream_service, 26);
 
 /**
  * A fragment in a chain of supersessions.
@@ -1391,7 +1597,7 @@ export type ChainLink = Message<"memstream.v1.ChainLink"> & {
  * Use `create(ChainLinkSchema)` to create a new message.
  */
 export const ChainLinkSchema: GenMessage<ChainLink> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 24);
+  messageDesc(file_memstream_v1_stream_service, 27);
 
 /**
  * The explanation of a score: contributions sum to the score.
@@ -1419,7 +1625,7 @@ export type Explanation = Message<"memstream.v1.Explanation"> & {
  * Use `create(ExplanationSchema)` to create a new message.
  */
 export const ExplanationSchema: GenMessage<Explanation> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 25);
+  messageDesc(file_memstream_v1_stream_service, 28);
 
 /**
  * One part of a score.
@@ -1470,7 +1676,7 @@ export type ScorePart = Message<"memstream.v1.ScorePart"> & {
  * Use `create(ScorePartSchema)` to create a new message.
  */
 export const ScorePartSchema: GenMessage<ScorePart> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 26);
+  messageDesc(file_memstream_v1_stream_service, 29);
 
 /**
  * A fragment that almost made it into the answer.
@@ -1513,6 +1719,13 @@ export type NearMiss = Message<"memstream.v1.NearMiss"> & {
    * @generated from field: string superseded_by = 5;
    */
   supersededBy: string;
+
+  /**
+   * As in `Recollection.memory`.
+   *
+   * @generated from field: string memory = 6;
+   */
+  memory: string;
 };
 
 /**
@@ -1520,7 +1733,105 @@ export type NearMiss = Message<"memstream.v1.NearMiss"> & {
  * Use `create(NearMissSchema)` to create a new message.
  */
 export const NearMissSchema: GenMessage<NearMiss> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 27);
+  messageDesc(file_memstream_v1_stream_service, 30);
+
+/**
+ * What one of several memories contributed to an answer.
+ *
+ * @generated from message memstream.v1.MemoryAnswer
+ */
+export type MemoryAnswer = Message<"memstream.v1.MemoryAnswer"> & {
+  /**
+   * The memory, as "namespace/memory".
+   *
+   * @generated from field: string memory = 1;
+   */
+  memory: string;
+
+  /**
+   * The revision that was read; 0 if it did not answer.
+   *
+   * @generated from field: int64 revision = 2;
+   */
+  revision: bigint;
+
+  /**
+   * Fragments that passed the filter and `truth`.
+   *
+   * @generated from field: int64 eligible = 3;
+   */
+  eligible: bigint;
+
+  /**
+   * Candidates that were scored.
+   *
+   * @generated from field: int64 considered = 4;
+   */
+  considered: bigint;
+
+  /**
+   * The best relevance among them, returned or not.
+   *
+   * @generated from field: double best_relevance = 5;
+   */
+  bestRelevance: number;
+
+  /**
+   * As `RecallDone.weak`, of this memory.
+   *
+   * @generated from field: bool weak = 6;
+   */
+  weak: boolean;
+
+  /**
+   * As `RecallDone.degraded`, of this memory; if it did not answer, why.
+   *
+   * @generated from field: string degraded = 7;
+   */
+  degraded: string;
+
+  /**
+   * Recollections of the answer that are from it.
+   *
+   * @generated from field: int32 recollections = 8;
+   */
+  recollections: number;
+
+  /**
+   * Its working memory in `Recollections.working_memory_ids`.
+   *
+   * @generated from field: repeated string working_memory_ids = 9;
+   */
+  workingMemoryIds: string[];
+
+  /**
+   * As `RecallDone.receipt_id`, of this memory.
+   *
+   * @generated from field: string receipt_id = 10;
+   */
+  receiptId: string;
+
+  /**
+   * As `RecallDone.as_of_revision`, of this memory.
+   *
+   * @generated from field: int64 as_of_revision = 11;
+   */
+  asOfRevision: bigint;
+
+  /**
+   * Parts of the filter that nothing in it can match.
+   *
+   * @generated from field: repeated memstream.v1.UnmatchedCondition unmatched = 12;
+   */
+  unmatched: UnmatchedCondition[];
+};
+
+/**
+ * Describes the message memstream.v1.MemoryAnswer.
+ * Use `create(MemoryAnswerSchema)` to create a new message.
+ */
+export const MemoryAnswerSchema: GenMessage<MemoryAnswer> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_stream_service, 31);
 
 /**
  * A query's answer is complete.
@@ -1634,11 +1945,27 @@ export type RecallDone = Message<"memstream.v1.RecallDone"> & {
   asOfRevision: bigint;
 
   /**
-   * Parts of the filter that nothing can match.
+   * Parts of the filter that nothing can match. Of several memories: in any of them.
    *
    * @generated from field: repeated memstream.v1.UnmatchedCondition unmatched = 15;
    */
   unmatched: UnmatchedCondition[];
+
+  /**
+   * Of a query over several memories, or by prefix or labels: each memory, those that the scopes name first. `revision`,
+   * `as_of_revision` and `receipt_id` are then 0 and empty here, `eligible` and `considered` are sums, `best_relevance`
+   * is the greatest, `weak` holds for all, `degraded` names the memories.
+   *
+   * @generated from field: repeated memstream.v1.MemoryAnswer memories = 16;
+   */
+  memories: MemoryAnswer[];
+
+  /**
+   * Of a query with `count_words`: the statistics of the memory.
+   *
+   * @generated from field: memstream.v1.WordStatistics word_statistics = 17;
+   */
+  wordStatistics?: WordStatistics | undefined;
 };
 
 /**
@@ -1646,7 +1973,7 @@ export type RecallDone = Message<"memstream.v1.RecallDone"> & {
  * Use `create(RecallDoneSchema)` to create a new message.
  */
 export const RecallDoneSchema: GenMessage<RecallDone> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 28);
+  messageDesc(file_memstream_v1_stream_service, 32);
 
 /**
  * A phrase of time in a query, and the time that it was taken for: from `from` up to, not including, `to`.
@@ -1681,7 +2008,7 @@ export type InterpretedTime = Message<"memstream.v1.InterpretedTime"> & {
  * Use `create(InterpretedTimeSchema)` to create a new message.
  */
 export const InterpretedTimeSchema: GenMessage<InterpretedTime> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 29);
+  messageDesc(file_memstream_v1_stream_service, 33);
 
 /**
  * A query failed.
@@ -1709,7 +2036,7 @@ export type RecallFailed = Message<"memstream.v1.RecallFailed"> & {
  * Use `create(RecallFailedSchema)` to create a new message.
  */
 export const RecallFailedSchema: GenMessage<RecallFailed> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 30);
+  messageDesc(file_memstream_v1_stream_service, 34);
 
 /**
  * Recollections that have left a standing query's answer.
@@ -1737,7 +2064,7 @@ export type Retracted = Message<"memstream.v1.Retracted"> & {
  * Use `create(RetractedSchema)` to create a new message.
  */
 export const RetractedSchema: GenMessage<Retracted> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 31);
+  messageDesc(file_memstream_v1_stream_service, 35);
 
 /**
  * Asks for a memory's events.
@@ -1794,7 +2121,7 @@ export type WatchRequest = Message<"memstream.v1.WatchRequest"> & {
  * Use `create(WatchRequestSchema)` to create a new message.
  */
 export const WatchRequestSchema: GenMessage<WatchRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 32);
+  messageDesc(file_memstream_v1_stream_service, 36);
 
 /**
  * A message of the server on a Watch stream.
@@ -1839,7 +2166,7 @@ export type WatchResponse = Message<"memstream.v1.WatchResponse"> & {
  * Use `create(WatchResponseSchema)` to create a new message.
  */
 export const WatchResponseSchema: GenMessage<WatchResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 33);
+  messageDesc(file_memstream_v1_stream_service, 37);
 
 /**
  * Events in order.
@@ -1867,7 +2194,7 @@ export type WatchEvents = Message<"memstream.v1.WatchEvents"> & {
  * Use `create(WatchEventsSchema)` to create a new message.
  */
 export const WatchEventsSchema: GenMessage<WatchEvents> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 34);
+  messageDesc(file_memstream_v1_stream_service, 38);
 
 /**
  * A mark: everything up to the cursor was sent.
@@ -1895,7 +2222,7 @@ export type WatchProgress = Message<"memstream.v1.WatchProgress"> & {
  * Use `create(WatchProgressSchema)` to create a new message.
  */
 export const WatchProgressSchema: GenMessage<WatchProgress> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 35);
+  messageDesc(file_memstream_v1_stream_service, 39);
 
 /**
  * Observes one batch.
@@ -1973,7 +2300,7 @@ export type ObserveBatchRequest = Message<"memstream.v1.ObserveBatchRequest"> & 
  * Use `create(ObserveBatchRequestSchema)` to create a new message.
  */
 export const ObserveBatchRequestSchema: GenMessage<ObserveBatchRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 36);
+  messageDesc(file_memstream_v1_stream_service, 40);
 
 /**
  * The batch has reached the level asked for.
@@ -1994,7 +2321,7 @@ export type ObserveBatchResponse = Message<"memstream.v1.ObserveBatchResponse"> 
  * Use `create(ObserveBatchResponseSchema)` to create a new message.
  */
 export const ObserveBatchResponseSchema: GenMessage<ObserveBatchResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 37);
+  messageDesc(file_memstream_v1_stream_service, 41);
 
 /**
  * Asks one query.
@@ -2003,14 +2330,14 @@ export const ObserveBatchResponseSchema: GenMessage<ObserveBatchResponse> = /*@_
  */
 export type RecallOnceRequest = Message<"memstream.v1.RecallOnceRequest"> & {
   /**
-   * The memory's namespace.
+   * The memory's namespace; empty if the query has `scopes`.
    *
    * @generated from field: string namespace = 1;
    */
   namespace: string;
 
   /**
-   * The memory.
+   * The memory; empty if the query has `scopes`.
    *
    * @generated from field: string memory = 2;
    */
@@ -2036,7 +2363,7 @@ export type RecallOnceRequest = Message<"memstream.v1.RecallOnceRequest"> & {
  * Use `create(RecallOnceRequestSchema)` to create a new message.
  */
 export const RecallOnceRequestSchema: GenMessage<RecallOnceRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 38);
+  messageDesc(file_memstream_v1_stream_service, 42);
 
 /**
  * A query's answer.
@@ -2064,7 +2391,7 @@ export type RecallOnceResponse = Message<"memstream.v1.RecallOnceResponse"> & {
  * Use `create(RecallOnceResponseSchema)` to create a new message.
  */
 export const RecallOnceResponseSchema: GenMessage<RecallOnceResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_stream_service, 39);
+  messageDesc(file_memstream_v1_stream_service, 43);
 
 /**
  * The acknowledgement level of an observation.

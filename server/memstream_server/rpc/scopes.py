@@ -1,0 +1,154 @@
+"""Queries with scopes: the rights for each memory, and the servers that own memories of theirs.
+
+Rule 1. A memory that the caller may not recall is refused by its name, whether it exists or not; with `partial` it is
+left out, as one that does not exist. What prefix and labels select is only what the caller may recall.
+Rule 2. Rights are those of the moment: a standing query finds its memories again before each ranking.
+Rule 3. Other servers are asked in the caller's name, by calls with one memory, which check its rights again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+from msgspec import structs
+
+from memstream.v1 import stream_service_pb2 as pb
+from memstream_server.core.lexical import WordStatistics
+from memstream_server.engine.errors import EngineError
+from memstream_server.engine.recall.scopes import Asked, Together
+from memstream_server.engine.requests import Query, RecallAnswer, Scope
+from memstream_server.engine.runtime.call_context import PRINCIPAL
+from memstream_server.ports.journal.records import Labels
+from memstream_server.rpc.access.caller import Verb, caller_may
+from memstream_server.rpc.calls import wait_limit_s
+from memstream_server.rpc.errors import PermissionDenied
+from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.validation import Violations
+from memstream_server.rpc.wire import queries, scopes
+
+if TYPE_CHECKING:
+    from memstream_server.engine.engine import Engine
+    from memstream_server.ports.processes import Owner
+    from memstream_server.rpc.forwarding import Forwarding
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_PATH = "/memstream.v1.StreamService/RecallOnce"
+
+
+class ScopeDenied(PermissionDenied):
+    """A query names a memory that the caller may not recall; the stream goes on."""
+
+
+class CallerRights:
+    """Those of the current caller."""
+
+    def may_recall(self, namespace: str, labels: Labels | None) -> bool:
+        return caller_may(Verb.RECALL, namespace, labels or ())
+
+    def may_recall_some(self, namespace: str) -> bool:
+        return caller_may(Verb.RECALL, namespace, None)
+
+    def refuse(self, namespace: str, name: str) -> EngineError:
+        return _refuse("recall", namespace, name)
+
+
+def _refuse(verb: str, namespace: str, name: str) -> ScopeDenied:
+    who = PRINCIPAL.get()[:200]
+    return ScopeDenied(f"{who!a} does not have the right {verb} for the memory {f'{namespace}/{name}'[:300]!a}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Other:
+    """A server that owns a memory."""
+
+    forwarding: Forwarding
+    owner: Owner
+    context: _Context
+    session: str
+
+    async def count_words(self, scope: Scope, namespace: str, name: str) -> tuple[WordStatistics, ...]:
+        query = pb.RecallQuery.FromString(scope.message)
+        query.count_words = True
+        response = await self._ask(namespace, name, query)
+        found = queries.read_words(Violations(), "", response.done.word_statistics)
+        return () if found is None else (found,)
+
+    async def recall(self, scope: Scope, namespace: str, name: str, words: tuple[WordStatistics, ...]) -> RecallAnswer:
+        query = pb.RecallQuery.FromString(queries.add_words(scope.message, words))
+        if scope.query.reinforce is not None:
+            query.reinforce = scope.query.reinforce
+        return scopes.read_answer(await self._ask(namespace, name, query))
+
+    async def _ask(self, namespace: str, name: str, query: pb.RecallQuery) -> pb.RecallOnceResponse:
+        request = pb.RecallOnceRequest(namespace=namespace, memory=name, session=self.session, query=query)
+        return pb.RecallOnceResponse.FromString(await self.forwarding.ask(_PATH, self.owner, request, self.context))
+
+
+class ScopedQuery:
+    """A query with scopes, of one call or on a stream."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        forwarding: Forwarding | None,
+        limits: Limits,
+        message: pb.RecallQuery,
+        session: str,
+        context: _Context,
+    ) -> None:
+        """Raises InvalidField."""
+        self._engine = engine
+        self._forwarding = forwarding
+        self._session = session
+        self._context = context
+        self._partial = message.partial
+        self._alone = scopes.only_memory(message) is not None
+        self.whole, self._scopes = scopes.read_scopes(message, session, limits, engine.dimension)
+
+    @property
+    def selects(self) -> bool:
+        """Whether prefix or labels select memories."""
+        return any(scope.memory is None for scope in self._scopes)
+
+    async def find_memories(self) -> list[Asked]:
+        """The memories, by the caller's present rights. Raises PermissionDenied, MemoryNotFound, InvalidField."""
+        asked = await self._engine.scopes.find(self._scopes, CallerRights(), self._partial)
+        return [self._without_observing(each) for each in asked]
+
+    def _without_observing(self, asked: Asked) -> Asked:
+        """A caller that may not observe in a memory changes nothing in it."""
+        query = asked.scope.query
+        if caller_may(Verb.OBSERVE, asked.namespace, asked.record.labels):
+            return asked
+        if query.reinforce and not self._partial:
+            raise _refuse("observe, which query.reinforce needs,", asked.namespace, asked.name)
+        quiet = structs.replace(query, reinforce=False, session="")
+        return replace(asked, scope=replace(asked.scope, query=quiet))
+
+    async def recall(
+        self, asked: Sequence[Asked], time_s: float | None, together: Together | None = None, **changes: Any
+    ) -> RecallAnswer:
+        """The answer, within `time_s`; changes: fields of the queries. Raises EngineError."""
+        if time_s is not None:
+            changes |= {"time_s": time_s, "wait_s": min(wait_limit_s(time_s), self.whole.wait_s)}
+        whole: Query = structs.replace(self.whole, **changes)
+        changed = [
+            replace(each, scope=replace(each.scope, query=structs.replace(each.scope.query, **changes)))
+            for each in asked
+        ]
+        return await self._engine.scopes.recall(changed, whole, self, self._partial, self._alone, together)
+
+    # ---- Wire
+    async def find_other(self, namespace: str, name: str) -> _Other | None:
+        """The server that owns a memory; None: this one."""
+        owner = None if self._forwarding is None else await self._forwarding.find_owner(namespace, name)
+        if owner is None or self._forwarding is None:
+            return None
+        return _Other(self._forwarding, owner, self._context, self._session)
+
+    def add_words(self, message: bytes, words: Sequence[WordStatistics]) -> bytes:
+        """See Wire."""
+        return queries.add_words(message, words)

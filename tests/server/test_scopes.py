@@ -1,0 +1,231 @@
+"""A recall over several memories: one ranking, with the rights, filters and limits of each."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+
+import memstream
+from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1 import stream_service_pb2_grpc as stubs
+from memstream.values import Observation
+from tests.support.server import ServerProcess
+
+TEXTS = {
+    "bob": ["Bob drinks green tea", "Bob's sister lives in Oslo", "the bicycle is red", "Bob likes tea with milk"],
+    "core": ["the team meets on Monday", "tea is in the kitchen on the third floor", "the build takes nine minutes"],
+    "joy": ["I answer in short sentences", "asked about tea, I recommended oolong tea"],
+}
+NOW = Timestamp(seconds=2_000_000_000)
+"""Recency counts from here, so that two answers are equal."""
+
+
+@pytest.fixture
+async def names(client: memstream.Client) -> dict[str, str]:
+    """Three memories of one namespace, by short name."""
+    namespace = f"s-{uuid.uuid4().hex[:10]}"
+    paths = {name: f"{namespace}/{name}" for name in TEXTS}
+    for name, path in paths.items():
+        memory = await client.create_memory(
+            path,
+            labels={"team": "core"} if name != "bob" else {},
+            policy={"conflicts": {"suspect": False}},  # else a later statement goes before its earlier twin
+        )
+        await memory.observe_batch([Observation(text, session=f"s-{name}") for text in TEXTS[name]])
+    return paths
+
+
+@pytest.fixture
+async def stub(shared: ServerProcess) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(shared.address) as channel:
+        yield stubs.StreamServiceStub(channel)
+
+
+def query(*scopes: pb.RecallScope, text: str = "tea", **fields: Any) -> pb.RecallOnceRequest:
+    given: dict[str, Any] = {"reinforce": False, "now": NOW} | fields
+    return pb.RecallOnceRequest(query=pb.RecallQuery(text=text, scopes=scopes, **given))
+
+
+def scopes_of(names: dict[str, str], **weights: float) -> list[pb.RecallScope]:
+    return [pb.RecallScope(memory=path, weight=weights.get(name, 1.0)) for name, path in names.items()]
+
+
+def comparable(answer: pb.RecallOnceResponse) -> bytes:
+    """Its bytes without the seconds that the steps took."""
+    answer.done.timings.clear()
+    return answer.SerializeToString(deterministic=True)
+
+
+async def test_one_scope_is_the_memory_byte_for_byte(stub: Any, names: dict[str, str]) -> None:
+    namespace, _, name = names["bob"].partition("/")
+    fields: dict[str, Any] = {"explain": True, "near_misses": 5, "token_budget": 40, "reinforce": False, "now": NOW}
+    alone = pb.RecallOnceRequest(namespace=namespace, memory=name, query=pb.RecallQuery(text="tea", **fields))
+    scoped = query(pb.RecallScope(memory=names["bob"]), **fields)
+    assert comparable(await stub.RecallOnce(scoped)) == comparable(await stub.RecallOnce(alone))
+
+
+async def test_the_order_is_that_of_score_times_weight(stub: Any, names: dict[str, str]) -> None:
+    weights = {"bob": 1.0, "core": 3.0, "joy": 0.5}
+    answer = await stub.RecallOnce(query(*scopes_of(names, **weights)))
+    by_path = {path: weights[name] for name, path in names.items()}
+    keys = [one.score * by_path[one.memory] for one in answer.recollections.recollections]
+    assert keys == sorted(keys, reverse=True)
+    assert [one.rank for one in answer.recollections.recollections] == list(range(1, len(keys) + 1))
+    assert {one.memory for one in answer.recollections.recollections} == set(names.values())
+
+
+async def test_each_memory_says_what_it_contributed(stub: Any, names: dict[str, str]) -> None:
+    answer = await stub.RecallOnce(query(*scopes_of(names), limit=4))
+    parts = {part.memory: part for part in answer.done.memories}
+    assert list(parts) == list(names.values())
+    assert len(answer.recollections.recollections) == 4 == sum(part.recollections for part in parts.values())
+    assert [parts[names[name]].eligible for name in TEXTS] == [4, 3, 2]
+    assert answer.done.eligible == 9
+    assert answer.done.best_relevance == max(part.best_relevance for part in parts.values())
+    assert all(part.revision > 1 for part in parts.values())
+    assert not answer.done.revision
+
+
+async def test_a_scope_has_a_limit_and_a_filter(stub: Any, names: dict[str, str]) -> None:
+    bob = pb.RecallScope(memory=names["bob"], limit=1)
+    core = pb.RecallScope(memory=names["core"])
+    core.filter.sessions.append("no such session")
+    answer = await stub.RecallOnce(query(bob, core, pb.RecallScope(memory=names["joy"])))
+    found = [one.memory for one in answer.recollections.recollections]
+    assert found.count(names["bob"]) == 1
+    assert names["core"] not in found
+    assert {part.memory: part.eligible for part in answer.done.memories}[names["core"]] == 0
+
+
+async def test_prefix_and_labels_select(stub: Any, names: dict[str, str]) -> None:
+    namespace = names["bob"].partition("/")[0]
+    for scope, found in (
+        (pb.RecallScope(prefix=f"{namespace}/"), {"bob", "core", "joy"}),
+        (pb.RecallScope(prefix=namespace[:-1]), {"bob", "core", "joy"}),
+        (pb.RecallScope(prefix=f"{namespace}/j"), {"joy"}),
+        (pb.RecallScope(labels=pb.LabelSelector(namespace=namespace, labels={"team": "core"})), {"core", "joy"}),
+        (pb.RecallScope(prefix=f"{namespace}/zz"), set()),
+    ):
+        answer = await stub.RecallOnce(query(scope))
+        assert {part.memory for part in answer.done.memories} == {names[each] for each in found}
+
+
+async def test_a_named_scope_goes_before_a_selection(stub: Any, names: dict[str, str]) -> None:
+    namespace = names["bob"].partition("/")[0]
+    answer = await stub.RecallOnce(
+        query(pb.RecallScope(prefix=f"{namespace}/"), pb.RecallScope(memory=names["joy"], limit=1))
+    )
+    assert [one.memory for one in answer.recollections.recollections].count(names["joy"]) == 1
+    assert next(part.memory for part in answer.done.memories) == names["joy"]
+
+
+async def test_the_budget_is_of_all_together(stub: Any, names: dict[str, str]) -> None:
+    answer = await stub.RecallOnce(query(*scopes_of(names), token_budget=20, omit_working_memory=True))
+    assert 0 < answer.done.tokens <= 20
+    assert len({one.memory for one in answer.recollections.recollections}) >= 1
+
+
+async def test_partial_leaves_out_what_is_absent(stub: Any, names: dict[str, str]) -> None:
+    asked = [*scopes_of(names), pb.RecallScope(memory="nobody/here")]
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.RecallOnce(query(*asked))
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    assert "nobody/here" in (refused.value.details() or "")
+    answer = await stub.RecallOnce(query(*asked, partial=True))
+    assert comparable(answer) == comparable(await stub.RecallOnce(query(*scopes_of(names))))
+
+
+@pytest.mark.parametrize(
+    ("scopes", "field"),
+    [
+        ([pb.RecallScope()], "query.scopes[0]"),
+        ([pb.RecallScope(memory="joy")], "query.scopes[0].memory"),
+        ([pb.RecallScope(memory="a/b"), pb.RecallScope(memory="a/b")], "query.scopes"),
+        ([pb.RecallScope(memory=f"a/{number}") for number in range(101)], "query.scopes"),
+        ([pb.RecallScope(prefix="/")], "query.scopes[0].prefix"),
+        ([pb.RecallScope(labels=pb.LabelSelector())], "query.scopes[0].labels.labels"),
+        ([pb.RecallScope(memory="a/b", weight=float("nan"))], "query.scopes[0].weight"),
+        ([pb.RecallScope(memory="a/b", limit=0)], "query.scopes[0].limit"),
+        ([pb.RecallScope(prefix="a/", min_revision=3)], "query.scopes[0].min_revision"),
+    ],
+)
+async def test_wrong_scopes_are_named(stub: Any, scopes: list[pb.RecallScope], field: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.RecallOnce(query(*scopes))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert field in (refused.value.details() or "")
+
+
+async def test_no_scopes_and_no_memory_are_refused(stub: Any) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.RecallOnce(query())
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_receipt_of_each_memory_replays(client: memstream.Client, stub: Any, names: dict[str, str]) -> None:
+    answer = await stub.RecallOnce(query(*scopes_of(names), receipt=True))
+    assert not answer.done.receipt_id
+    for part in answer.done.memories:
+        replay = await client.memory(part.memory).replay(part.receipt_id)
+        assert replay.same
+
+
+async def test_several_memories_rank_as_one(client: memstream.Client, stub: Any, names: dict[str, str]) -> None:
+    whole = await client.create_memory(f"{names['bob'].partition('/')[0]}-whole/all")
+    for name, texts in TEXTS.items():
+        await whole.observe_batch([Observation(text, session=f"s-{name}") for text in texts])
+    one = await whole.recall_once("tea kitchen", reinforce=False, limit=9)
+    several = (await stub.RecallOnce(query(*scopes_of(names), text="tea kitchen", limit=9))).recollections
+    assert {hit.fragment.content: round(hit.relevance, 5) for hit in one} == {
+        hit.fragment.content: round(hit.relevance, 5) for hit in several.recollections
+    }
+
+
+async def messages(call: Any) -> AsyncIterator[pb.RecallResponse]:
+    while isinstance(message := await call.read(), pb.RecallResponse):
+        yield message
+
+
+async def test_a_stream_answers_queries_with_scopes(stub: Any, names: dict[str, str]) -> None:
+    once = await stub.RecallOnce(query(*scopes_of(names)))
+    call = stub.Recall()
+    await call.write(pb.RecallRequest(open=pb.RecallOpen(done_in_recollections=True)))
+    asked = query(*scopes_of(names)).query
+    asked.query_id = "1"
+    await call.write(pb.RecallRequest(query=asked))
+    unnamed = pb.RecallQuery(query_id="2", text="tea")
+    await call.write(pb.RecallRequest(query=unnamed))
+    await call.write(pb.RecallRequest(close=pb.RecallClose()))
+    found = [one async for one in messages(call)]
+    answers = [one.recollections for one in found if one.HasField("recollections")]
+    assert [one.fragment.id for one in answers[0].recollections] == [
+        one.fragment.id for one in once.recollections.recollections
+    ]
+    assert [part.memory for part in answers[0].done.memories] == list(names.values())
+    failed = [one.failed for one in found if one.HasField("failed")]
+    assert [one.query_id for one in failed] == ["2"]
+
+
+async def test_a_standing_query_follows_several(client: memstream.Client, stub: Any, names: dict[str, str]) -> None:
+    call = stub.Recall()
+    await call.write(pb.RecallRequest(open=pb.RecallOpen(done_in_recollections=True)))
+    asked = query(*scopes_of(names), text="elephant", limit=20).query
+    asked.query_id, asked.subscribe = "1", True
+    asked.ClearField("reinforce")
+    await call.write(pb.RecallRequest(query=asked))
+    stream = messages(call)
+    assert (await anext(stream)).HasField("opened")
+    first = (await anext(stream)).recollections
+    assert len(first.done.memories) == 3
+    for name in ("joy", "core"):
+        await client.memory(names[name]).observe_batch([f"the elephant of {name} is grey"])
+        change = (await anext(stream)).recollections
+        assert change.recollections[0].memory == names[name]
+        assert change.recollections[0].fragment.content == f"the elephant of {name} is grey"
+    call.cancel()
