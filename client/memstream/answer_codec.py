@@ -10,6 +10,7 @@ from memstream.answer_values import (
     Explanation,
     FragmentCount,
     InterpretedTime,
+    MemoryAnswer,
     NearMiss,
     Recollection,
     ScorePart,
@@ -49,6 +50,24 @@ def answer_from_wire(parts: Iterable[stream_service_pb2.Recollections], done: st
         as_of_revision=done.as_of_revision,
         receipt_id=done.receipt_id,
         unmatched=unmatched_from_wire(done.unmatched) if done.unmatched else (),
+        memories=tuple(map(_memory_answer, done.memories)) if done.memories else (),
+    )
+
+
+def _memory_answer(wire: stream_service_pb2.MemoryAnswer) -> MemoryAnswer:
+    return MemoryAnswer(
+        memory=wire.memory,
+        revision=wire.revision,
+        eligible=wire.eligible,
+        considered=wire.considered,
+        best_relevance=wire.best_relevance,
+        weak=wire.weak,
+        degraded=wire.degraded,
+        recollections=wire.recollections,
+        working_memory_ids=tuple(wire.working_memory_ids),
+        receipt_id=wire.receipt_id,
+        as_of_revision=wire.as_of_revision,
+        unmatched=unmatched_from_wire(wire.unmatched),
     )
 
 
@@ -75,6 +94,7 @@ def _recollection(wire: stream_service_pb2.Recollection) -> Recollection:
         chain=tuple(map(_chain_link, wire.chain)) if wire.chain else (),
         later_id=wire.later_id,
         companion=_recollection(wire.companion) if wire.HasField("companion") else None,
+        memory=wire.memory,
     )
 
 
@@ -102,6 +122,7 @@ def _near_miss(wire: stream_service_pb2.NearMiss) -> NearMiss:
         score=wire.score if wire.HasField("score") else None,
         relevance=wire.relevance if wire.HasField("relevance") else None,
         superseded_by=wire.superseded_by,
+        memory=wire.memory,
     )
 
 

@@ -46,6 +46,7 @@ class Recollection:
     its chain of supersessions and what it supersedes, older before newer, at most 20; empty without one. `suspicions`:
     open suspicions about the fragment, as the newer or the older of two. `later_id`: of an earlier statement, the
     later one, of better rank, that may replace it. `companion`: the assistant's reply to a user's message, of rank 0.
+    `memory`: in an answer of several memories, the path of the one that holds it.
     """
 
     fragment: Fragment
@@ -60,6 +61,7 @@ class Recollection:
     suspicions: tuple[Suspicion, ...] = ()
     later_id: str = ""
     companion: Recollection | None = None
+    memory: str = ""
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
@@ -69,13 +71,15 @@ class Recollection:
 
 @dataclass(frozen=True, slots=True)
 class NearMiss:
-    """A fragment that was nearly returned, and the stage that removed it; after "superseded" by `superseded_by`."""
+    """A fragment that was nearly returned, and the stage that removed it; after "superseded" by `superseded_by`.
+    `memory`: as in Recollection."""
 
     fragment_id: str
     stage: str
     score: float | None
     relevance: float | None
     superseded_by: str = ""
+    memory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,25 @@ class FragmentCount(int):
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryAnswer:
+    """What one of several memories contributed to an answer: the number of its `recollections`, and the rest as in
+    Answer, of this memory alone. `degraded`: also why it did not answer."""
+
+    memory: str
+    revision: int
+    eligible: int
+    considered: int
+    best_relevance: float
+    weak: bool
+    degraded: str
+    recollections: int
+    working_memory_ids: tuple[str, ...] = ()
+    receipt_id: str = ""
+    as_of_revision: int = 0
+    unmatched: tuple[Unmatched, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Answer(Sequence[Recollection]):
     """The answer to a query: a sequence of recollections, best first, with working memory and statistics.
 
@@ -119,7 +142,8 @@ class Answer(Sequence[Recollection]):
     `interpreted`: the phrases of time in the query, in order.
     `as_of_revision`: of a query with `as_of`, the revision that was ranked; else 0. `receipt_id`: the receipt that was
     kept; empty without `receipt`, and if the policy keeps none. `unmatched`: the speakers, sessions and metadata keys
-    of the filter that the memory does not have.
+    of the filter that the memory does not have. `memories`: of a recall over several memories, what each contributed;
+    `revision`, `as_of_revision` and `receipt_id` are then there.
     """
 
     recollections: tuple[Recollection, ...]
@@ -137,6 +161,7 @@ class Answer(Sequence[Recollection]):
     as_of_revision: int = 0
     receipt_id: str = ""
     unmatched: tuple[Unmatched, ...] = ()
+    memories: tuple[MemoryAnswer, ...] = ()
 
     @overload
     def __getitem__(self, index: int) -> Recollection: ...

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
-from memstream.argument_types import Count, KeepaliveSeconds, Seconds
+from memstream.answer_codec import answer_from_wire
+from memstream.answer_values import Answer
+from memstream.argument_types import Count, KeepaliveSeconds, Seconds, Several
 from memstream.arguments import check_arguments, check_methods
 from memstream.backoff import Backoff, Retry
 from memstream.channel import (
@@ -21,7 +23,7 @@ from memstream.channel import (
     memory_path,
     new_request_id,
 )
-from memstream.codec import kind_to_wire
+from memstream.codec import kind_to_wire, query_to_wire, scope_to_wire
 from memstream.conversations import Conversation
 from memstream.errors import MemstreamError
 from memstream.listed_codec import iterate_conversations
@@ -39,9 +41,9 @@ from memstream.resource_codec import (
 from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo, ServerStatus
 from memstream.states import State, StateScope, delete_state, get_state, set_state
 from memstream.transfer import ExportPart, Source, export_parts, import_source
-from memstream.v1 import conversation_service_pb2, operation_service_pb2, server_service_pb2
+from memstream.v1 import conversation_service_pb2, operation_service_pb2, server_service_pb2, stream_service_pb2
 from memstream.v1 import memory_service_pb2 as pb
-from memstream.values import MemoryKind
+from memstream.values import MemoryKind, RecallOptions, Scope, Structured
 
 _LOOK_MIN_S, _LOOK_MAX_S = 0.01, 1.0
 """Polling interval of an operation: the first, and the longest."""
@@ -257,6 +259,28 @@ class Client:
         """
         request = conversation_service_pb2.EraseUserRequest(namespace=namespace, user=user)
         return (await self._link.call(self._link.conversations.EraseUser, request)).conversations
+
+    async def recall_once(
+        self,
+        scopes: Several[str | Scope],
+        what: str | Structured,
+        *,
+        session: str = "",
+        partial: bool = False,
+        **options: Unpack[RecallOptions],
+    ) -> Answer:
+        """Answers one query over several memories by one ranking: `["user/bob", "team/core"]`, or scopes with weights,
+        limits, filters, prefixes or labels. See RecallOptions; `min_revision` is given by scope.
+
+        A memory that does not exist or that you may not recall raises MemoryNotFound or PermissionDenied; with
+        `partial` it is left out.
+        """
+        query = query_to_wire("", what, **options)
+        query.scopes.extend(map(scope_to_wire, scopes))
+        query.partial = partial
+        request = stream_service_pb2.RecallOnceRequest(session=session, query=query)
+        answer = await self._link.call(self._link.streams.RecallOnce, request, None, options.get("timeout_s"))
+        return answer_from_wire([answer.recollections], answer.done)
 
     async def delete_memory(self, path: str, *, etag: str = "") -> None:
         """Deletes a memory and all of its content permanently."""

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TypeAlias, Unpack
 
 from memstream.argument_types import Moment, Several
+from memstream.channel import memory_path
 from memstream.conflict_values import ConflictDecision, ConflictRecord, Related, Suspicion
 from memstream.resources import Cursor, Event, FragmentVersion, ImportedFragment, ModelUse
 from memstream.status import error_from_status
@@ -34,6 +35,7 @@ from memstream.values import (
     RecallOptions,
     Rejected,
     Role,
+    Scope,
     Structured,
     Tier,
     Truth,
@@ -180,6 +182,9 @@ def filter_to_wire(value: Filter) -> fragment_pb2.FragmentFilter:
             importance_max=value.importance_max,
             metadata=[_condition(key, accepted) for key, accepted in value.metadata.items()],
             exclude_ids=value.exclude_ids,
+            all_of=map(filter_to_wire, value.all_of),
+            any_of=map(filter_to_wire, value.any_of),
+            none_of=map(filter_to_wire, value.none_of),
         )
 
 
@@ -246,6 +251,30 @@ def query_to_wire(
     if (embedding := options.get("embedding")) is not None:
         wire.MergeFromString(pack_floats(stream_service_pb2.RecallQuery.EMBEDDING_FIELD_NUMBER, embedding))
     return wire
+
+
+def scope_to_wire(value: str | Scope) -> stream_service_pb2.RecallScope:
+    """Converts a scope, or the path of a memory."""
+    if isinstance(value, str):
+        return stream_service_pb2.RecallScope(memory=str(memory_path(value)))
+    with encoding("scope"):
+        wire = stream_service_pb2.RecallScope(
+            weight=value.weight,
+            limit=value.limit,
+            filter=filter_to_wire(value.filter) if value.filter is not None else None,
+            min_revision=value.min_revision,
+        )
+        given = [name for name in ("memory", "prefix", "labels") if getattr(value, name)]
+        if len(given) != 1:
+            raise invalid_field("scope", f"has {' and '.join(given) or 'nothing'}: give memory, prefix or labels")
+        if value.memory:
+            wire.memory = str(memory_path(value.memory))
+        elif value.prefix:
+            wire.prefix = value.prefix
+        else:
+            wire.labels.namespace = value.namespace
+            wire.labels.labels.update(value.labels)
+        return wire
 
 
 def set_as_of(

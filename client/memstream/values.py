@@ -272,7 +272,8 @@ class Filter:
     """Selects fragments; conditions are combined with AND, an empty one does not restrict.
 
     `metadata` maps a key to its required value, or to a collection of accepted values.
-    `observe_time_min` is inclusive, `observe_time_max` exclusive.
+    `observe_time_min` is inclusive, `observe_time_max` exclusive. Filters inside: each of `all_of` holds too, at least
+    one of `any_of`, and none of `none_of`.
     """
 
     sessions: Several[str] = ()
@@ -287,6 +288,9 @@ class Filter:
         default_factory=dict[str, "MetadataValue | Several[MetadataValue]"]
     )
     exclude_ids: Several[str] = ()
+    all_of: Several[Filter] = ()
+    any_of: Several[Filter] = ()
+    none_of: Several[Filter] = ()
 
 
 @check_fields
@@ -297,6 +301,26 @@ class Weights:
     alpha: float | None = None
     beta: float | None = None
     gamma: float | None = None
+
+
+@check_fields
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Memories of a recall over several: exactly one of `memory` ("namespace/name"), `prefix` of such paths, and
+    `labels` (of `namespace`, or of all namespaces).
+
+    `weight`: the score times this decides the place of a recollection. `limit`: most recollections of each of these
+    memories. `filter`: holds for them in addition to that of the query. `min_revision`: of a `memory`.
+    """
+
+    memory: str = ""
+    prefix: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    namespace: str = ""
+    weight: float | None = None
+    limit: Count | None = None
+    filter: Filter | None = None
+    min_revision: Position = 0
 
 
 class RecallOptions(TypedDict, total=False):

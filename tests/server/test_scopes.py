@@ -229,3 +229,35 @@ async def test_a_standing_query_follows_several(client: memstream.Client, stub: 
         assert change.recollections[0].memory == names[name]
         assert change.recollections[0].fragment.content == f"the elephant of {name} is grey"
     call.cancel()
+
+
+async def test_the_sdk_asks_several_memories(client: memstream.Client, names: dict[str, str]) -> None:
+    answer = await client.recall_once([*names.values()], "tea", limit=5, reinforce=False)
+    assert [part.memory for part in answer.memories] == list(names.values())
+    assert {one.memory for one in answer} <= set(names.values())
+    assert sum(part.recollections for part in answer.memories) == len(answer) == 5
+    scopes = [
+        memstream.Scope(names["bob"], weight=9.0, limit=1),
+        memstream.Scope(labels={"team": "core"}, namespace=names["bob"].partition("/")[0]),
+    ]
+    weighed = await client.recall_once(scopes, "tea", reinforce=False)
+    assert [one.memory for one in weighed].count(names["bob"]) == 1
+    assert weighed[0].memory == names["bob"]
+    with pytest.raises(memstream.MemoryNotFound, match="nobody/here"):
+        await client.recall_once([names["joy"], "nobody/here"], "tea")
+    left = await client.recall_once([names["joy"], "nobody/here"], "tea", partial=True, reinforce=False)
+    assert [part.memory for part in left.memories] == [names["joy"]]
+
+
+async def test_filters_are_inside_of_filters(client: memstream.Client, names: dict[str, str]) -> None:
+    memory = client.memory(names["bob"])
+    sessions = memstream.Filter(sessions=["s-bob"])
+    nothing = memstream.Filter(sessions=["none"])
+    for chosen, count in (
+        (memstream.Filter(any_of=[nothing, sessions]), 4),
+        (memstream.Filter(all_of=[nothing, sessions]), 0),
+        (memstream.Filter(none_of=[sessions]), 0),
+        (memstream.Filter(none_of=[memstream.Filter(none_of=[sessions])]), 4),
+    ):
+        assert len([one async for one in memory.list_fragments(chosen)]) == count
+        assert len(await memory.recall_once("tea", filter=chosen, reinforce=False)) == count

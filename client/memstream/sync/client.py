@@ -6,9 +6,11 @@ Written by scripts/sync_sdk.py: change the asynchronous class, then run `make ge
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Unpack
 
 import memstream.client
-from memstream.argument_types import Count
+from memstream.answer_values import Answer
+from memstream.argument_types import Count, Several
 from memstream.arguments import check_methods
 from memstream.listed_values import ConversationSummary
 from memstream.policy import PolicyLike, Profile
@@ -19,7 +21,7 @@ from memstream.sync.conversations import Conversation
 from memstream.sync.loop import LOOP
 from memstream.sync.memory import Memory
 from memstream.transfer import ExportPart
-from memstream.values import MemoryKind
+from memstream.values import MemoryKind, RecallOptions, Scope, Structured
 
 
 @check_methods
@@ -130,6 +132,23 @@ class Client(Connected):
         """Deletes a user's state and the conversations with the label `user` of that value; returns how many these
         were. Nothing of them stays in the server's files."""
         return LOOP.run(self._inner.erase_user(namespace, user))
+
+    def recall_once(
+        self,
+        scopes: Several[str | Scope],
+        what: str | Structured,
+        *,
+        session: str = "",
+        partial: bool = False,
+        **options: Unpack[RecallOptions],
+    ) -> Answer:
+        """Answers one query over several memories by one ranking: `["user/bob", "team/core"]`, or scopes with weights,
+        limits, filters, prefixes or labels. See RecallOptions; `min_revision` is given by scope.
+
+        A memory that does not exist or that you may not recall raises MemoryNotFound or PermissionDenied; with
+        `partial` it is left out.
+        """
+        return LOOP.run(self._inner.recall_once(scopes, what, session=session, partial=partial, **options))
 
     def delete_memory(self, path: str, *, etag: str = "") -> None:
         """Deletes a memory and all of its content permanently."""

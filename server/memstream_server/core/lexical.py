@@ -251,7 +251,7 @@ class LexicalIndex:
     def legs(self, terms: Hashes, turns: Turns | None = None, of_several: WordStatistics | None = None) -> Legs:
         """`bm25` and `bm25_context` from a single postings lookup. turns: of this memory as it is."""
         found = self._find_postings(terms)
-        norms = self._length_norms(turns) if of_several is None else self._make_norms(turns, of_several)
+        norms = self._length_norms(turns, of_several)
         alone = _make_leg(self._weigh_terms(found, len(terms), norms[0], of_several), FRAGMENT_K1)
         if turns is not None and not turns.context.any():
             around = Leg(np.zeros(len(self), np.float32), 0.0)
@@ -289,14 +289,10 @@ class LexicalIndex:
             which, slots, counts = which[live], slots[live], counts[live]
         return which, slots, counts.astype(np.float32)
 
-    def _length_norms(self, turns: Turns | None = None) -> list[Floats]:
-        """The norms by this memory's own mean lengths."""
-        if not self._norms or self._norms_of is not turns:
-            self._norms, self._norms_of = self._make_norms(turns, None), turns
-        return self._norms
-
-    def _make_norms(self, turns: Turns | None, of_several: WordStatistics | None) -> list[Floats]:
+    def _length_norms(self, turns: Turns | None = None, of_several: WordStatistics | None = None) -> list[Floats]:
         """BM25's length norm, k1 x (1 - b + b x length / mean length), by slot, for each of the two legs."""
+        if of_several is None and self._norms and self._norms_of is turns:
+            return self._norms
         lengths, windows = self._neighbours.lengths, self._neighbours.window_lengths()
         if of_several is None:
             live, (words, around) = self.live, self._sum_lengths()
@@ -306,7 +302,10 @@ class LexicalIndex:
         own = _length_norm(lengths, mean, FRAGMENT_K1, FRAGMENT_B)
         if turns is not None:
             own += (1 - turns.context) * (_length_norm(lengths, mean, CONTEXT_K1, CONTEXT_B) - own)
-        return [own, _length_norm(windows, around / live if live else 0.0, CONTEXT_K1, CONTEXT_B)]
+        norms = [own, _length_norm(windows, around / live if live else 0.0, CONTEXT_K1, CONTEXT_B)]
+        if of_several is None:
+            self._norms, self._norms_of = norms, turns
+        return norms
 
     def _sum_lengths(self) -> tuple[int, float]:
         """Words of the live fragments, and of their windows."""

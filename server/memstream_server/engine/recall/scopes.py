@@ -68,15 +68,12 @@ class Rights(Protocol):
 
     def may_recall(self, namespace: str, labels: Labels | None) -> bool:
         """Whether it may recall a memory; labels None: every memory of the namespace."""
-        ...
 
     def may_recall_some(self, namespace: str) -> bool:
         """Whether it may recall any memory of the namespace, by its labels or without."""
-        ...
 
     def refuse(self, namespace: str, name: str) -> EngineError:
         """The error for a memory that it may not recall; it says nothing else about the memory."""
-        ...
 
 
 class ScopedQuery(Protocol):
@@ -85,17 +82,14 @@ class ScopedQuery(Protocol):
     @property
     def selects(self) -> bool:
         """Whether prefix or labels select memories."""
-        ...
 
     async def find_memories(self) -> list[Asked]:
         """The memories by the caller's present rights. Raises EngineError."""
-        ...
 
     async def recall(
         self, asked: Sequence[Asked], time_s: float | None, together: Together | None = None, **changes: Any
     ) -> RecallAnswer:
         """The answer. changes: fields of the queries. Raises EngineError."""
-        ...
 
 
 class OtherOwner(Protocol):
@@ -103,11 +97,9 @@ class OtherOwner(Protocol):
 
     async def count_words(self, scope: Scope, namespace: str, name: str) -> Words:
         """Raises EngineError."""
-        ...
 
     async def recall(self, scope: Scope, namespace: str, name: str, words: Words) -> RecallAnswer:
         """The memory's answer, within the time of the call. Raises EngineError."""
-        ...
 
 
 class Wire(Protocol):
@@ -115,11 +107,9 @@ class Wire(Protocol):
 
     async def find_other(self, namespace: str, name: str) -> OtherOwner | None:
         """The owner of a memory; None: this process. Raises EngineError."""
-        ...
 
     def add_words(self, message: bytes, words: Words) -> bytes:
         """The message of a query with these statistics, for a receipt."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -73,7 +73,9 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
         interpret_time=message.interpret_time if message.HasField("interpret_time") else True,
         as_of=fragments.read_as_of(found, message, prefix),
         receipt=message.SerializeToString(deterministic=True) if message.receipt else b"",
-        words=_read_all_words(found, f"{prefix}word_statistics", message.word_statistics),
+        words=_read_all_words(found, f"{prefix}word_statistics", message.word_statistics)
+        if message.word_statistics
+        else (),
     )
     if query.receipt and message.subscribe:
         found.add(f"{prefix}receipt", "is given with subscribe: a receipt is of one answer")
