@@ -5,10 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import threading
+from collections.abc import Iterator, Sequence
 
 import pytest
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError
 from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from memstream.v1 import memory_service_pb2 as memories
 from memstream.v1 import stream_service_pb2 as streams
@@ -16,6 +21,7 @@ from memstream_server.rpc.http import codecs
 from memstream_server.rpc.http.codecs import Gzip, JsonReader, Reply, write_body, write_json
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.request_reader import RequestReader
+from tests.access.calls import METHODS
 
 
 def make_answer() -> streams.RecallOnceResponse:
@@ -82,3 +88,57 @@ async def test_large_bodies_are_compressed_before_they_are_sent(as_json: bool) -
     assert reply.body.compressed is not None
     assert Gzip().compress(reply.body) is reply.body.compressed
     assert gzip.decompress(reply.body.compressed) == reply.body
+
+
+ODD = (
+    "Infinity",
+    "-Infinity",
+    "NaN",
+    "1e400",
+    "1e308",
+    "-1",
+    "1.5",
+    str(2**64),
+    "true",
+    "null",
+    '""',
+    '"x"',
+    "[]",
+    "{}",
+)
+
+
+def _nest(path: Sequence[FieldDescriptor], value: str) -> str:
+    """JSON of a message whose field at the end of `path` is `value`; of a list one element, of a map one value."""
+    for field in reversed(path):
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            value = f'{{"a": {value}}}'
+        elif field.is_repeated:
+            value = f"[{value}]"
+        value = f'{{"{field.json_name}": {value}}}'
+    return value
+
+
+def _find_paths(kind: Descriptor, depth: int) -> Iterator[list[FieldDescriptor]]:
+    for field in kind.fields:
+        yield [field]
+        inner = field.message_type
+        if inner is not None and inner.GetOptions().map_entry:
+            inner = inner.fields_by_name["value"].message_type
+        if inner is not None and depth:
+            yield from ([field, *rest] for rest in _find_paths(inner, depth - 1))
+
+
+async def test_each_field_reads_or_refuses_each_json_value() -> None:
+    reader = JsonReader(RequestReader(Limits()))
+    codes = set[Code]()
+    for method in METHODS:
+        kind = GetMessageClass(method.input_type)
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        for fields in _find_paths(method.input_type, 1):
+            for value in ODD:
+                try:
+                    await reader.read_json(_nest(fields, value).encode(), kind, path, "a caller")
+                except ConnectError as error:
+                    codes.add(error.code)
+    assert codes == {Code.INVALID_ARGUMENT}

@@ -200,6 +200,9 @@ class Fuzzer:
             made.id, made.version, made.etag = version.fragment.id, version.version, ""
         elif name == "CancelOperationRequest" and self.seen["Operation"]:
             made.id = self.draw.choice(self.seen["Operation"])[2].id  # type: ignore[attr-defined]
+        elif name in ("GetMessageRequest", "ReplaceMessageRequest"):
+            holder = made if name[0] == "G" else made.message
+            holder.number = self.draw.choice([1, 1, 2, 3, 9])
         elif name == "ReplayRecallRequest" and (receipt := self._seen(made, "RecallReceipt")):
             made.receipt_id = receipt.id
 

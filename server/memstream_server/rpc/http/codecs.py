@@ -40,7 +40,8 @@ _UNREADABLE: dict[type[Exception], str] = {
     RecursionError: "is nested too deeply",
     SystemError: "a name has half of a surrogate pair",  # protobuf looks such a name up
 }
-_FAILURES = (json_format.ParseError, ValueError, RecursionError, SystemError)
+_FAILURES = (json_format.ParseError, ValueError, OverflowError, RecursionError, SystemError)
+"""What protobuf raises for JSON that is no message: OverflowError for an enum or a list element of Infinity."""
 _METADATA_VALUE = fragment_pb2.MetadataValue.DESCRIPTOR
 _FORMS = {
     "MetadataValue": "a text, a number, true or false",
