@@ -306,9 +306,12 @@ class Memory:
         """Iterates over the events that concern a fragment, the earliest first, fetching page by page."""
         return iterate_fragment_events(self._link, self._path, id, page_size)
 
-    async def put_fragment(self, what: Observable, *, etag: str = "", **said: Unpack[ObservationFields]) -> Put:
+    async def put_fragment(
+        self, what: Observable, *, etag: str = "", absent: bool = False, **said: Unpack[ObservationFields]
+    ) -> Put:
         """Creates or replaces the fragment with that `external_id` (required); an etag, if passed, must be current.
 
+        absent: raises EtagMismatch if there is one that is neither forgotten nor expired.
         Fields that are not passed are unset; `update_fragment` changes only some. A forgotten fragment is restored.
         """
         request = pb.PutFragmentRequest(
@@ -317,6 +320,7 @@ class Memory:
             observation=observation_to_wire(what, **said),
             request_id=new_request_id(),
             etag=etag,
+            absent=absent,
         )
         answer = await self._link.call(self._link.memories.PutFragment, request, self._path)
         fragment = fragment_from_wire(answer.fragment) if answer.HasField("fragment") else None

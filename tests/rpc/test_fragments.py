@@ -157,6 +157,7 @@ async def test_overtaking_repeat_gets_first_response() -> None:
         ("PutFragment", put_request("x" * 5_000), "observation.content"),
         ("PutFragment", put_request(observation=fragments.Observation(external_id="k", embedding=[1.0])), ""),
         ("PutFragment", put_request(memory="a b"), "memory"),
+        ("PutFragment", put_request(etag="1", absent=True), "absent"),
         ("PutFragment", put_request(request_id="r\n"), "request_id"),
         ("UpdateFragment", update_request(), "update_mask"),
         ("UpdateFragment", update_request("tier"), "update_mask"),

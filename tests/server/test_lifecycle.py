@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -220,3 +221,19 @@ async def test_every_mutation_is_idempotent_across_kill(make_server: MakeServer)
             assert await ask(client, rpc, request) == answer, rpc
         assert await client.memory("ns/m").describe() == before
         assert [made.name async for made in client.list_memories("ns")] == ["m"]
+
+
+async def test_of_concurrent_puts_of_a_new_key_one_wins(client: memstream.Client, path: str) -> None:
+    memory = await client.create_memory(path)
+    ended = await asyncio.gather(
+        *(memory.put_fragment(f"Bob lives in {place}", external_id="home", absent=True) for place in range(6)),
+        return_exceptions=True,
+    )
+    (kept,) = [one for one in ended if isinstance(one, memstream.Put)]
+    assert kept.fragment is not None
+    assert kept.created
+    refused = [one for one in ended if isinstance(one, memstream.EtagMismatch)]
+    assert [one.details["etag"] for one in refused] == [kept.fragment.etag] * 5
+    assert (await memory.get_fragment(external_id="home")).content == kept.fragment.content
+    await memory.forget_fragments([kept.fragment.id])
+    assert (await memory.put_fragment("Bob lives in Hull", external_id="home", absent=True)).fragment is not None

@@ -208,12 +208,18 @@ class FakeFragments:
     ) -> tuple[list[Recorded], int | None, int, str]:
         return [], None, 0, self._engine.find(namespace, name).record.uid
 
+    async def check_selection(self, *_: object, **__: object) -> tuple[()]:
+        return ()
+
+    async def find_unmatched(self, *_: object) -> tuple[()]:
+        return ()
+
     async def put(
-        self, namespace: str, name: str, new: NewObservation, etag: str = "", once: Once[Put] | None = None
+        self, namespace: str, name: str, new: NewObservation, etag: str | None = "", once: Once[Put] | None = None
     ) -> Put:
         memory = self._engine.find(namespace, name)
         known = [each for each in memory.fragments if each.external_id == new.external_id]
-        if etag and etag not in map(fragment_etag, known):
+        if (etag is None and known) or (etag and etag not in map(fragment_etag, known)):
             raise EtagMismatch("it has changed since")
         if known:
             changed = self._change(memory, known[0].but(content=new.content, structured=new.structured))

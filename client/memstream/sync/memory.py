@@ -229,12 +229,15 @@ class Memory(Handle):
         """Iterates over the events that concern a fragment, the earliest first, fetching page by page."""
         return LOOP.iterate_from(lambda: self._inner.fragment_events(id, page_size=page_size))
 
-    def put_fragment(self, what: Observable, *, etag: str = "", **said: Unpack[ObservationFields]) -> Put:
+    def put_fragment(
+        self, what: Observable, *, etag: str = "", absent: bool = False, **said: Unpack[ObservationFields]
+    ) -> Put:
         """Creates or replaces the fragment with that `external_id` (required); an etag, if passed, must be current.
 
+        absent: raises EtagMismatch if there is one that is neither forgotten nor expired.
         Fields that are not passed are unset; `update_fragment` changes only some. A forgotten fragment is restored.
         """
-        return LOOP.run(self._inner.put_fragment(what, etag=etag, **said))
+        return LOOP.run(self._inner.put_fragment(what, etag=etag, absent=absent, **said))
 
     def update_fragment(
         self,

@@ -1025,6 +1025,7 @@ class PutFragmentRequest(_message.Message):
     OBSERVATION_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The memory's namespace."""
     memory: _builtins.str
@@ -1033,6 +1034,10 @@ class PutFragmentRequest(_message.Message):
     """A repeat with the same id returns the first answer."""
     etag: _builtins.str
     """Require an existing fragment with this etag; empty for none."""
+    absent: _builtins.bool
+    """Require that there is no fragment with that external_id; a forgotten or expired one does not count. Otherwise the
+    call ends with ETAG_MISMATCH. Not with `etag`.
+    """
     @_builtins.property
     def observation(self) -> _fragment_pb2.Observation:
         """The observation; its external_id is required."""
@@ -1045,10 +1050,11 @@ class PutFragmentRequest(_message.Message):
         observation: _fragment_pb2.Observation | None = ...,
         request_id: _builtins.str = ...,
         etag: _builtins.str = ...,
+        absent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["observation", b"observation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "memory", b"memory", "namespace", b"namespace", "observation", b"observation", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "etag", b"etag", "memory", b"memory", "namespace", b"namespace", "observation", b"observation", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -226,9 +226,9 @@ class Fragments:
             return found[: query.limit], len(found) > query.limit, working.record.revision, working.record.uid
 
     async def put(
-        self, namespace: str, name: str, new: NewObservation, etag: str = "", once: Once[Put] | None = None
+        self, namespace: str, name: str, new: NewObservation, etag: str | None = "", once: Once[Put] | None = None
     ) -> Put:
-        """Observe, or update the fragment with that external_id. Raises EtagMismatch."""
+        """Observe, or update the fragment with that external_id; with etag None, only observe. Raises EtagMismatch."""
         async with self._registry.use(namespace, name) as actor:
             await check_bytes(self._journal, self._runtime.limits, namespace)
             return await putting.put(actor, new, etag, self._storage, self._models, self._runtime, once)

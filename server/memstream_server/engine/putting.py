@@ -6,7 +6,7 @@ It may overtake received observations of streams: the contract promises no order
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,13 +32,16 @@ if TYPE_CHECKING:
 async def put(
     actor: Actor,
     new: NewObservation,
-    etag: str,
+    etag: str | None,
     storage: Storage,
     models: EngineModels,
     runtime: Runtime,
     once: Once[Put] | None = None,
 ) -> Put:
-    """Observe, or update the fragment with `new.external_id`. Raises EtagMismatch, QuotaExceeded."""
+    """Observe, or update the fragment with `new.external_id`. Raises EtagMismatch, QuotaExceeded.
+
+    etag: of the fragment that is there; None: there is none, but a forgotten or expired one; empty: any.
+    """
     with actor.ingest.admit_put(new):
         return await _put_observation(actor, new, etag, storage, models, runtime, once)
 
@@ -46,7 +49,7 @@ async def put(
 async def _put_observation(
     actor: Actor,
     new: NewObservation,
-    etag: str,
+    etag: str | None,
     storage: Storage,
     models: EngineModels,
     runtime: Runtime,
@@ -58,9 +61,7 @@ async def _put_observation(
     async def decide(now: Actor) -> tuple[Decision, Callable[[int], Put]]:
         existing = await read_fragments(now, [now.working.id_of(new.external_id)], storage)
         found = drop_expired(existing, now.working.record, runtime.clock.now_us())
-        if etag and etag not in map(fragment_etag, found):
-            current = fragment_etag(found[0]) if found else ""
-            raise EtagMismatch(f"fragment {new.external_id!r} has changed since; read it again", etag=current)
+        _check_etag(new.external_id, etag, found)
         raise_if_refused(new, now.working, runtime.clock.now_us())
         position = now.ingest.take_position()
         seen = part.in_space(now.working.embedding.name)
@@ -72,6 +73,16 @@ async def _put_observation(
         return decision, lambda revision: _put_result(decision, outcomes[position], revision)
 
     return await run_decision(actor, once, storage, decide)
+
+
+def _check_etag(external_id: str, etag: str | None, found: Sequence[Fragment]) -> None:
+    if etag is None:
+        live = [one for one in found if one.forget_time_us is None]
+        if live:
+            raise EtagMismatch(f"there is a fragment {external_id!r}", etag=fragment_etag(live[0]))
+    elif etag and etag not in map(fragment_etag, found):
+        current = fragment_etag(found[0]) if found else ""
+        raise EtagMismatch(f"fragment {external_id!r} has changed since; read it again", etag=current)
 
 
 async def _enrich_observation(

@@ -212,6 +212,8 @@ class FragmentMethods:
         )
         if not new.external_id:
             found.add("observation.external_id", "is required: it says which fragment is put")
+        if request.absent and request.etag:
+            found.add("absent", "and etag exclude each other")
         request_id = check_identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, namespace, request_id, pb.PutFragmentResponse)
@@ -219,7 +221,11 @@ class FragmentMethods:
         async def put() -> pb.PutFragmentResponse:
             return _put_response(
                 await self._engine.fragments.put(
-                    namespace, name, new, request.etag, commit_with_answer(call, _put_response)
+                    namespace,
+                    name,
+                    new,
+                    None if request.absent else request.etag,
+                    commit_with_answer(call, _put_response),
                 )
             )
 

@@ -1990,7 +1990,10 @@ type PutFragmentRequest struct {
 	// A repeat with the same id returns the first answer.
 	RequestId string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Require an existing fragment with this etag; empty for none.
-	Etag          string `protobuf:"bytes,5,opt,name=etag,proto3" json:"etag,omitempty"`
+	Etag string `protobuf:"bytes,5,opt,name=etag,proto3" json:"etag,omitempty"`
+	// Require that there is no fragment with that external_id; a forgotten or expired one does not count. Otherwise the
+	// call ends with ETAG_MISMATCH. Not with `etag`.
+	Absent        bool `protobuf:"varint,6,opt,name=absent,proto3" json:"absent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2058,6 +2061,13 @@ func (x *PutFragmentRequest) GetEtag() string {
 		return x.Etag
 	}
 	return ""
+}
+
+func (x *PutFragmentRequest) GetAbsent() bool {
+	if x != nil {
+		return x.Absent
+	}
+	return false
 }
 
 // The fragment as put.
@@ -5390,14 +5400,15 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\brevision\x18\x03 \x01(\x03R\brevision\x12\x1d\n" +
 	"\n" +
 	"memory_uid\x18\x04 \x01(\tR\tmemoryUid\x12>\n" +
-	"\tunmatched\x18\x05 \x03(\v2 .memstream.v1.UnmatchedConditionR\tunmatched\"\xba\x01\n" +
+	"\tunmatched\x18\x05 \x03(\v2 .memstream.v1.UnmatchedConditionR\tunmatched\"\xd2\x01\n" +
 	"\x12PutFragmentRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12;\n" +
 	"\vobservation\x18\x03 \x01(\v2\x19.memstream.v1.ObservationR\vobservation\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x04 \x01(\tR\trequestId\x12\x12\n" +
-	"\x04etag\x18\x05 \x01(\tR\x04etag\"\x7f\n" +
+	"\x04etag\x18\x05 \x01(\tR\x04etag\x12\x16\n" +
+	"\x06absent\x18\x06 \x01(\bR\x06absent\"\x7f\n" +
 	"\x13PutFragmentResponse\x122\n" +
 	"\bfragment\x18\x01 \x01(\v2\x16.memstream.v1.FragmentR\bfragment\x12\x18\n" +
 	"\acreated\x18\x02 \x01(\bR\acreated\x12\x1a\n" +
