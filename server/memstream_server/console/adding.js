@@ -3,6 +3,7 @@
 import { call } from "./api.js";
 import { field, h, notify, select, show } from "./dom.js";
 import { readValues } from "./fragment_filter.js";
+import { timeInput, timeOf } from "./times.js";
 
 const ROLES = [["", "by speaker"], ["ROLE_USER", "user"], ["ROLE_ASSISTANT", "assistant"], ["ROLE_TOOL", "tool"], ["ROLE_SYSTEM", "system"]];
 
@@ -13,7 +14,7 @@ export function addBox(memory, signal, added) {
   const form = h("form", { class: "add" }, field("Content", h("textarea", { name: "content", rows: 2, required: true, dir: "auto" })),
     h("div", { class: "fields" }, field("Speaker", input("speaker")), field("Role", select("role", ROLES)), field("Session", input("session")),
       field("Importance", input("importance", "number", { min: 0, max: 1, step: "any", placeholder: "rated" })),
-      field("Perceived", input("when", "datetime-local", { step: 1 })), field("External id", input("externalId")), field("Metadata", input("metadata", "text", { placeholder: "key=value, …" }))),
+      field("Perceived", timeInput("when")), field("External id", input("externalId")), field("Metadata", input("metadata", "text", { placeholder: "key=value, …" }))),
     h("div", { class: "bar" }, h("button", { type: "submit", class: "main" }, "Add")), problem);
   const box = h("details", { class: "box" }, h("summary", null, "Add a fragment"), form);
   form.addEventListener("submit", async (event) => {
@@ -37,7 +38,7 @@ function readObservation(elements) {
   const observation = { content: elements.content.value };
   for (const name of ["speaker", "role", "session", "externalId"]) if (elements[name].value.trim()) observation[name] = elements[name].value.trim();
   if (elements.importance.value) observation.importance = Number(elements.importance.value);
-  if (elements.when.value) observation.observeTime = new Date(elements.when.value).toISOString();
+  if (elements.when.value.trim()) observation.observeTime = timeOf(elements.when);
   const pairs = elements.metadata.value.split(",").map((pair) => pair.trim()).filter(Boolean);
   if (pairs.length) observation.metadata = Object.fromEntries(pairs.map(readPair));
   return observation;

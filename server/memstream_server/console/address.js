@@ -1,5 +1,7 @@
 // The address: #/PATH?QUERY. It has the view, its filters and the page, so that a link shows the same again.
 
+import { timeOf } from "./times.js";
+
 /** The address as parts and query: #/m/a/b/live?x=1. */
 export function readAddress() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s, 2);
@@ -40,7 +42,7 @@ export function restoreForm(form, query, prefix = "") {
     const value = query.get(prefix + control.name);
     if (value === null) continue;
     if (control.type === "checkbox") control.checked = value === "1";
-    else if (control.type === "datetime-local") control.value = toLocal(value);
+    else if (control.dataset.time) control.value = form.elements.zone ? value : toLocal(value);
     else control.value = value;
   }
 }
@@ -52,14 +54,23 @@ export function readForm(form, prefix = "") {
 
 function valueOf(control) {
   if (control.type === "checkbox") return control.checked === control.defaultChecked ? null : String(Number(control.checked));
-  if (control.type === "datetime-local") return control.value ? new Date(control.value).toISOString() : null;
+  if (control.dataset.time) return momentOf(control);
   const usual = control.tagName === "SELECT" ? control.dataset.default : control.defaultValue;
   return control.value === usual && control.dataset.always === undefined ? null : control.value;
+}
+
+/** A moment, so that a link means the same tomorrow and elsewhere. What is no time stays as it is: the view says so. */
+function momentOf(control) {
+  try {
+    return timeOf(control);
+  } catch {
+    return control.value;
+  }
 }
 
 /** A time with its zone as the value of a control, which has the zone of the browser. */
 function toLocal(value) {
   const moment = new Date(value);
-  if (Number.isNaN(moment.getTime())) return "";
+  if (Number.isNaN(moment.getTime())) return value;
   return new Date(moment.getTime() - 60_000 * moment.getTimezoneOffset()).toISOString().slice(0, 19);
 }

@@ -1,6 +1,7 @@
 // The controls of a filter of fragments, and the filter that they say.
 
 import { field, given, h, select } from "./dom.js";
+import { timeInput, timeOf } from "./times.js";
 
 export const TIERS = [["", "any"], ["TIER_SENSORY", "sensory"], ["TIER_SHORT_TERM", "short-term"], ["TIER_LONG_TERM", "long-term"]];
 const KINDS = [["", "any"], ["FRAGMENT_KIND_OBSERVATION", "observation"], ["FRAGMENT_KIND_INSIGHT", "insight"]];
@@ -12,7 +13,7 @@ export function filterFields() {
   return [
     field("Session", input("session", "text")), field("Speaker", input("speaker", "text")),
     field("Tier", select("tier", TIERS)), field("Kind", select("kind", KINDS)),
-    field("Perceived from", input("from", "datetime-local")), field("before", input("to", "datetime-local")),
+    field("Perceived from", timeInput("from")), field("until", timeInput("to", true)),
     field("Importance from", input("importanceMin", "number", share)), field("to", input("importanceMax", "number", share)),
     field("Metadata", input("metadata", "text", { placeholder: "key=value, …" })),
   ];
@@ -27,8 +28,8 @@ export function readFilter(elements) {
   if (text("speaker")) filter.speakers = [text("speaker")];
   if (elements.tier.value) filter.tiers = [elements.tier.value];
   if (elements.kind.value) filter.kinds = [elements.kind.value];
-  if (elements.from.value) filter.observeTimeMin = new Date(elements.from.value).toISOString();
-  if (elements.to.value) filter.observeTimeMax = new Date(elements.to.value).toISOString();
+  if (text("from")) filter.observeTimeMin = timeOf(elements.from);
+  if (text("to")) filter.observeTimeMax = timeOf(elements.to);
   if (elements.importanceMin.value) filter.importanceMin = Number(elements.importanceMin.value);
   if (elements.importanceMax.value) filter.importanceMax = Number(elements.importanceMax.value);
   if (text("metadata")) filter.metadata = text("metadata").split(",").map(condition);

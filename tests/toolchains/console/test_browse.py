@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import memstream
-from memstream import Memory, MemoryKind, Observation
+from memstream import Memory, MemoryKind, Observation, read_time
+from tests.client.test_times import NOW, REFUSED, UNDERSTOOD
 from tests.support.waiting import until
 from tests.toolchains.console.conftest import Visit
 
@@ -349,3 +351,46 @@ async def test_whole_memory_is_reflected_purged_cleared_and_cloned(visit: Visit)
     await page.get_by_role("button", name="Clone", exact=True).click()
     await page.get_by_role("heading", name="shop / whole-copy").wait_for()
     assert (await client.get_memory("shop/whole-copy")).kind is MemoryKind.LONG_TERM
+
+
+async def test_console_reads_times_as_the_other_doors_do(visit: Visit) -> None:
+    page = await visit.sign_in("")
+    script = """async ([forms, zone, until, now]) => {
+        const { readTime } = await import("/console/times.js");
+        const read = form => {
+            try { return readTime(form, zone, until, now); } catch (error) { return error.message; }
+        };
+        return forms.map(read);
+    }"""
+    forms = [form for form, _ in UNDERSTOOD if isinstance(form, str)]
+    for zone in ("UTC", "Asia/Kathmandu", "America/New_York"):
+        for ends in (False, True):
+            found = await page.evaluate(script, [forms, zone, ends, NOW.timestamp() * 1_000])
+            assert [datetime.fromisoformat(one) for one in found] == [
+                read_time(form, zone, until=ends, now=NOW) for form in forms
+            ], (zone, ends)
+    refused = [form for form in REFUSED if isinstance(form, str)]
+    for problem in await page.evaluate(script, [refused, "UTC", False, NOW.timestamp() * 1_000]):
+        assert "is no time: give a date (2026-05-08)" in problem
+    assert await page.evaluate(script, [["2026-05-08"], "Mars/Olympus", False, 0]) == ["Mars/Olympus is no time zone."]
+
+
+async def test_filter_from_a_day_to_that_day_is_one_day(visit: Visit) -> None:
+    memory = await visit.console.client.create_memory("shop/days")
+    for day in (7, 8, 9):
+        await memory.observe_batch([Observation(f"day {day}", observe_time=datetime(2026, 5, day, 12, tzinfo=UTC))])
+    page = await visit.sign_in("m/shop/days")
+    await page.get_by_text("More filters").click()
+    await page.get_by_label("Perceived from").fill("2026-05-08")
+    await page.get_by_label("until").fill("20260508")
+    await page.get_by_role("button", name="Show").click()
+    rows = page.locator("table.fragments tbody tr")
+    await rows.filter(has_text="day 7").wait_for(state="detached")
+    assert await rows.count() == 1
+    await rows.filter(has_text="day 8").wait_for()
+    await page.reload()
+    await rows.filter(has_text="day 8").wait_for()
+    assert await rows.count() == 1, "the address has the times"
+    await page.get_by_label("until").fill("noon")
+    await page.get_by_role("button", name="Show").click()
+    await page.get_by_text("noon is no time: give a date (2026-05-08)").wait_for()

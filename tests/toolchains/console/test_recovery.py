@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,9 @@ from tests.server.conftest import QUICK
 from tests.support.certificates import Authority
 from tests.support.fake_openai import FakeOpenAI, Fault
 from tests.support.server import ServerProcess, free_address
-from tests.toolchains import deploying
+from tests.toolchains import deploying, languages
 from tests.toolchains.console.conftest import WAIT_MS, Console, Visit
+from tests.toolchains.console.test_edges import VIEWS, fill_every
 from tests.toolchains.envoy import Envoy
 from tests.toolchains.programs import Absent
 
@@ -222,6 +226,79 @@ async def until(holds: Callable[[], bool]) -> None:
     while not await asyncio.to_thread(holds):
         assert asyncio.get_running_loop().time() < deadline
         await asyncio.sleep(0.05)
+
+
+async def copy_all(page: Any) -> dict[tuple[str, str], str]:
+    """The programs of all calls of the view, by language and call."""
+    found = {}
+    await page.locator("details.copies summary").click()
+    await page.locator("details.copies pre").wait_for()
+    calls = await page.locator("details.copies").get_by_label("Call").locator("option").all_text_contents()
+    for call in dict.fromkeys(calls):
+        for language in ("curl", "python", "typescript"):
+            found[language, call] = await copied(page, language, call)
+    return found
+
+
+async def first_output(command: Sequence[str], environment: Mapping[str, str], streams: bool) -> str:
+    """The output of a program; of one that reads a stream, the output up to its first lines."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(3 * WAIT_MS / 1_000):
+            if streams:
+                return (await process.stdout.read(1_000)).decode(errors="replace")
+            out, error = await process.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # curl is a child of the shell
+        await process.wait()
+    assert process.returncode == 0, f"{command[-1]}\n{error.decode()}"
+    return out.decode()
+
+
+async def test_each_copied_program_of_each_view_runs(visit: Visit, tmp_path: Path) -> None:
+    try:
+        node = await asyncio.to_thread(languages.node)
+    except Absent as absent:
+        pytest.skip(str(absent))
+    console, id = visit.console, await fill_every(visit)
+    environment = os.environ | {"MEMSTREAM_TOKEN": console.keys["root"], "MEMSTREAM_TARGET": console.server.address}
+    await visit.sign_in("")
+    programs: dict[tuple[str, str], str] = {}
+    for view in (*VIEWS, f"m/shop/every/fragment/{id}"):
+        page = await visit.go(view)
+        if view.endswith("recall"):
+            await page.get_by_label("Query", exact=True).fill("Who drinks green tea?")
+            await page.keyboard.press("Enter")
+            await page.locator(".ranking > li").first.wait_for()
+        await page.locator("[data-state=live]").first.wait_for() if view.endswith("live") else None
+        programs |= await copy_all(page)
+    calls = {call for _, call in programs}
+    assert {"StreamService/RecallOnce", "StreamService/Watch", "MemoryService/ListFragments"} <= calls
+    assert not any(key in code for code in programs.values() for key in console.keys.values())
+    typescript = {call: code for (language, call), code in programs.items() if language == "typescript"}
+    compiled = await asyncio.to_thread(node.compile_programs, dict(enumerate(typescript.values())))
+    scripts = dict(zip(typescript, compiled.values(), strict=True))
+    try:
+        for (language, call), code in programs.items():
+            command = {
+                "curl": ["bash", "-c", code],
+                "python": [sys.executable, "-c", code],
+                "typescript": ["node", str(scripts[call])],
+            }[language]
+            streams = call in ("StreamService/Watch", "ConversationService/WatchMessages")
+            printed = await first_output(command, environment, streams)
+            assert printed.strip(), (language, call)
+            assert language != "curl" or streams or "code" not in json.loads(printed), (call, printed)
+    finally:
+        shutil.rmtree(scripts["StreamService/Watch"].parent)
 
 
 async def test_copied_programs_do_what_the_view_did(visit: Visit) -> None:

@@ -9,6 +9,7 @@ import { count, decimal, enumName, link, metadataValue, textOf, tierName, time, 
 import { textLater } from "../related.js";
 import { bar, legend, partsTable, scaleOf } from "../score.js";
 import { rightsIn } from "../session.js";
+import { timeInput, timeOf } from "../times.js";
 import { explainAbsence, findByText, STAGES } from "../why.js";
 
 const NEAR_MISSES = 20;
@@ -69,7 +70,7 @@ class Pane {
       event.preventDefault();
       this.form.requestSubmit();
     });
-    const asOf = [input("asOfTime", "datetime-local", { step: 1 }), input("asOfRevision", "number", { min: 1, placeholder: "now" })];
+    const asOf = [timeInput("asOfTime"), input("asOfRevision", "number", { min: 1, placeholder: "now" })];
     // A moment is a time or a revision.
     asOf.forEach((one, place) => one.addEventListener("input", () => { if (one.value) asOf[1 - place].value = ""; }));
     return h("form", { class: "query" }, field("Query", text),
@@ -117,7 +118,7 @@ class Pane {
     if (elements.truth.value) query.truth = elements.truth.value;
     if (elements.zone.value.trim()) query.timeZone = elements.zone.value.trim();
     if (elements.asOfRevision.value) query.asOfRevision = elements.asOfRevision.value;
-    else if (elements.asOfTime.value) query.asOfTime = new Date(elements.asOfTime.value).toISOString();
+    else if (elements.asOfTime.value.trim()) query.asOfTime = timeOf(elements.asOfTime);
     if (elements.limit.value) query.limit = Number(elements.limit.value);
     if (elements.tokens.value) query.tokenBudget = Number(elements.tokens.value);
     if (elements.relevance.value) query.minRelevance = Number(elements.relevance.value);

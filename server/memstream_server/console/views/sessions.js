@@ -5,22 +5,22 @@ import { call } from "../api.js";
 import { field, given, h, show, table } from "../dom.js";
 import { count, link, time } from "../format.js";
 import { paged, PAGE_SIZE } from "../paging.js";
+import { timeInput, timeOf } from "../times.js";
 
 const HEADS = ["Session", "First observation", "Last observation", ["Fragments", "number"], "Speakers"];
 
 export async function render({ place, signal, memory, query }) {
   const prefix = h("input", { name: "prefix", type: "search", autocomplete: "off" });
-  const from = h("input", { name: "from", type: "datetime-local" });
-  const to = h("input", { name: "to", type: "datetime-local" });
+  const [from, to] = [timeInput("from"), timeInput("to", true)];
   const form = h("form", { class: "filters", role: "search" }, field("Name begins with", prefix),
-    field("Active from", from), field("before", to), h("button", { type: "submit" }, "Show"));
+    field("Active from", from), field("until", to), h("button", { type: "submit" }, "Show"));
   restoreForm(form, query);
   const rows = h("div");
   show(place, form, rows);
   const open = paged(rows, async (pageToken) => {
     const request = { ...memory, sessionPrefix: prefix.value, pageSize: PAGE_SIZE, pageToken };
-    if (from.value) request.observeTimeMin = new Date(from.value).toISOString();
-    if (to.value) request.observeTimeMax = new Date(to.value).toISOString();
+    if (from.value.trim()) request.observeTimeMin = timeOf(from);
+    if (to.value.trim()) request.observeTimeMax = timeOf(to);
     const answer = await call("MemoryService/ListSessions", request, signal);
     return { rows: answer.sessions ?? [], next: answer.nextPageToken };
   }, (sessions) => (sessions.length ? table("Sessions", HEADS, h("tbody", null, sessions.map((one) => row(one, memory))))
