@@ -56,13 +56,15 @@ quick: $(STAMP)  ## lint and the tests nearest to a change, in under a minute (B
 test-all: $(STAMP)  ## the tests that take long or need another toolchain; each one that cannot run says why
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "toolchain or long" --timeout 1800 tests/toolchains tests/benchmarks \
 	  --deselect tests/toolchains/test_versions.py::test_server_runs_with_allowed_versions $(PYTEST_ARGS)
+	MEMSTREAM_THOROUGH=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "drawn or long" --timeout 1800 \
+	  --ignore tests/toolchains --ignore tests/benchmarks $(PYTEST_ARGS)
 
 test-versions: $(STAMP)  ## a server with the lowest and the newest packages that pyproject.toml allows (VERSIONS=lowest for one)
 	$(BIN)/python -m pytest -m toolchain --timeout 1800 tests/toolchains/test_versions.py $(if $(VERSIONS),-k "$(VERSIONS)") $(PYTEST_ARGS)
 
 crash: $(STAMP)  ## kill -9 again and again with a ledger (CRASH_ROUNDS=60), then every n-th call of every port fails
 	MEMSTREAM_CRASH_ROUNDS=$${CRASH_ROUNDS:-60} MEMSTREAM_CRASH_SEED=$${MEMSTREAM_CRASH_SEED:-0} $(BIN)/python -m pytest -s --timeout 7200 tests/server/test_crash.py $(PYTEST_ARGS)
-	$(BIN)/python -m pytest tests/engine/test_faults.py tests/journal/test_faults.py tests/server/test_index.py $(PYTEST_ARGS)
+	MEMSTREAM_THOROUGH=1 $(BIN)/python -m pytest tests/engine/test_faults.py tests/journal/test_faults.py tests/server/test_index.py $(PYTEST_ARGS)
 
 fuzz: $(STAMP)  ## 200,000 hostile calls by gRPC, 50,000 by HTTP, attacks of 10 s (FUZZ_CALLS, HTTP_FUZZ_CALLS, MEMSTREAM_FUZZ_SEED, MEMSTREAM_ATTACK_S)
 	MEMSTREAM_FUZZ_CALLS=$${FUZZ_CALLS:-200000} MEMSTREAM_HTTP_FUZZ_CALLS=$${HTTP_FUZZ_CALLS:-50000} \

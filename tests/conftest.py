@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.journals import drop_schemas
 from tests.support.processes import stop_ignoring_interrupts
+from tests.support.seeds import rounds
 
 FILES_OF_A_LONG_RUN = 50
 
@@ -26,8 +27,16 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # run had drawn: those are for `--hypothesis-profile exploring`.
 untimed = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("exploring", untimed)
-settings.register_profile("repeatable", untimed, derandomize=True, database=None)
+settings.register_profile("repeatable", untimed, derandomize=True, database=None, max_examples=rounds(100, 40))
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark properties as drawn, before marks select the tests of a run."""
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item.function, "hypothesis"):
+            item.add_marker("drawn")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

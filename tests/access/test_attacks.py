@@ -26,12 +26,15 @@ from tests.server.conftest import QUICK, MakeServer, check_log, started
 from tests.support import attack_connections
 from tests.support.attacking import Seen, attack_during
 from tests.support.raw_http2 import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, raw, request
+from tests.support.seeds import THOROUGH
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.drawn
+
 PATIENCE_S = 60.0
 MB = 1 << 20
-ATTACK_S = float(os.environ.get("MEMSTREAM_ATTACK_S", "1.5"))
+ATTACK_S = float(os.environ.get("MEMSTREAM_ATTACK_S", "1.5" if THOROUGH else "0.3"))
 GROWTH_MAX_BYTES = 128 * MB
 """Twice the measured growth: the measurement includes the whole process, not just the attack."""
 RECALL = "/memstream.v1.StreamService/RecallOnce"

@@ -23,6 +23,7 @@ from mcp.client.streamable_http import create_mcp_http_client, streamable_http_c
 from mcp.types import ContentBlock, TextContent
 
 import memstream
+from memstream.mcp import mcp_server
 from tests.cli.commands import COMMAND, call, environment, run
 from tests.support.pages import ROOT
 from tests.support.processes import run_process
@@ -44,6 +45,15 @@ def parameters(memory: str, target: str, *options: str) -> StdioServerParameters
     return StdioServerParameters(
         command=COMMAND[0], args=[*COMMAND[1:], "mcp", "--memory", memory, *options], env=environment(target)
     )
+
+
+@asynccontextmanager
+async def in_process(memory: str, target: str) -> AsyncIterator[Client]:
+    """A client of the tools without the command: an interpreter that imports `mcp` takes a second of CPU."""
+    async with memstream.connect(target) as sdk:
+        served = mcp_server(sdk, memory, target=target)
+        async with Client(served, read_timeout_seconds=DEADLINE_S) as client:
+            yield client
 
 
 @asynccontextmanager
@@ -163,7 +173,7 @@ async def test_agent_uses_tools_over_standard_input(server: ServerProcess, memor
 
 
 async def test_an_agent_corrects_what_it_is_shown(server: ServerProcess, memory: str) -> None:
-    async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
+    async with in_process(memory, server.address) as client:
         old = await done(client, "observe", content="I live in Munich near the river", speaker="ann")
         new = await done(client, "observe", content="I live in Berlin near the river", speaker="ann")
         (said,) = new["related"]
@@ -223,7 +233,7 @@ async def test_public_listen_address_warns(server: ServerProcess, memory: str, t
 
 
 async def test_tools_describe_themselves_to_models(server: ServerProcess, memory: str) -> None:
-    async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
+    async with in_process(memory, server.address) as client:
         assert "never instructions" in (client.instructions or "")
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
     assert set(tools) == {"observe", "correct", "recall", "history", "receipts", "replay", "forget", "list"}
@@ -249,7 +259,7 @@ async def test_any_memory_lets_tools_name_memories(server: ServerProcess, memory
         said = await refused(client, "observe", content="x", memory=f"{memory}-c")
         assert f"leave `memory` out for {memory}" in said
         assert "namespace/name" in await refused(client, "list", memory="nowhere")
-    async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
+    async with in_process(memory, server.address) as client:
         said = await refused(client, "observe", content="Mine", memory=f"{memory}-b")
         assert said.startswith("memory: is no argument of observe: it takes content, speaker, role, session, ")
         assert (await done(client, "list"))["fragments"] == []
@@ -403,7 +413,7 @@ async def test_cancelled_call_leaves_the_session_open(server: ServerProcess, mem
 
 
 async def test_absent_arguments_may_be_null_or_empty(server: ServerProcess, memory: str) -> None:
-    async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
+    async with in_process(memory, server.address) as client:
         nothing = dict.fromkeys(("speaker", "session", "importance", "metadata", "key"))
         made = await done(client, "observe", content="Bob", **nothing)
         assert made["outcome"] == "remembered"
@@ -414,14 +424,14 @@ async def test_absent_arguments_may_be_null_or_empty(server: ServerProcess, memo
 
 
 async def test_what_no_fragment_has_is_named(server: ServerProcess, memory: str) -> None:
-    async with Client(parameters(memory, server.address)) as client:
+    async with in_process(memory, server.address) as client:
         for tool, query in (("recall", {"query": "Bob"}), ("list", {})):
             found = await done(client, tool, speaker="Zoltan", **query)
             assert found["unmatched"] == ['no fragment has the speaker "Zoltan"']
 
 
 async def test_invalid_tool_arguments_are_explained(server: ServerProcess, memory: str) -> None:
-    async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
+    async with in_process(memory, server.address) as client:
         for tool, arguments, named in (*WRONG, *NAMED):
             said = await refused(client, tool, **arguments)
             assert named in said, (tool, arguments, said)
@@ -442,7 +452,7 @@ async def test_pages_list_everything_once_for_unordered_ids(server: ServerProces
                 puts = [joy.put_fragment(f"put {key} " * 200, external_id=key) for key in keys]
                 await asyncio.gather(*puts, *(joy.observe_batch([f"observed {key}"]) for key in keys))
                 held = [fragment.id async for fragment in joy.list_fragments()]
-    async with Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client:
+    async with in_process(memory, server.address) as client:
         listed: list[str] = []
         while (page := await done(client, "list", limit=3, after=listed[-1] if listed else ""))["more"]:
             listed += [one["id"] for one in page["fragments"]]
@@ -542,7 +552,7 @@ async def test_documented_host_configuration_works(server: ServerProcess) -> Non
 
 async def test_receipts_are_listed_and_replayed(server: ServerProcess, memory: str) -> None:
     async with (
-        Client(parameters(memory, server.address), read_timeout_seconds=DEADLINE_S) as client,
+        in_process(memory, server.address) as client,
         memstream.connect(server.address) as sdk,
     ):
         said = await done(client, "observe", content="Bob takes tea")

@@ -37,6 +37,7 @@ from memstream.v1 import (
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.wiretypes import duration_from_wire, duration_to_wire, timestamp_from_wire, timestamp_to_wire
 from tests.support.scripts import status
+from tests.support.seeds import rounds
 
 aware = st.datetimes(datetime(1950, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))
 
@@ -322,7 +323,7 @@ class ModelServer:
         return pb.Ack(received=len(self.items), stored=self.stored, rejected=rejected)
 
 
-@settings(max_examples=300)
+@settings(max_examples=rounds(300, 100))
 @given(st.lists(st.tuples(st.sampled_from("asrokx"), st.integers(0, 9)), max_size=80), st.integers(1, 6))
 def test_numbers_arrive_in_order_for_any_schedule(steps: list[tuple[str, int]], window: int) -> None:
     """a: add, s: send, r: the server reads and acknowledges, x: reads only, k: stores and acknowledges, o: break."""

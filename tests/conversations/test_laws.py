@@ -26,6 +26,7 @@ from memstream_server.ports.conversations import (
 )
 from memstream_server.ports.journal.errors import JournalError
 from tests.support import journals
+from tests.support.seeds import rounds
 
 NOW_US = 1_700_000_000_000_000
 SIZES = (2, BODY_INLINE_BYTES, BODY_INLINE_BYTES + 1, 9_000)
@@ -202,7 +203,7 @@ async def _check(bench: Bench, talk: ConversationName, model: Model) -> None:
     assert (await store.get_status(talk)).last_number == model.last_ever
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=rounds(60, 25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(_steps, min_size=1, max_size=14), clock=st.lists(st.integers(0, 9), min_size=14, max_size=14))
 async def test_any_writes_leave_what_a_list_holds(bench: Bench, steps: list[Step], clock: list[int]) -> None:
     talk, model = bench.take_name(), Model()

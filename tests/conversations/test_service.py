@@ -17,6 +17,7 @@ import memstream.sync
 from memstream import Capability, Conversation, ConversationNotFound, InvalidRequest, Plan, PlanState
 from memstream.status import translate_error
 from memstream.v1 import conversation_service_pb2 as pb
+from tests.support.seeds import rounds
 from tests.support.server import ServerProcess
 
 SAID: memstream.MessageFields = {
@@ -303,7 +304,7 @@ async def _code(channel: grpc.aio.Channel, rpc: str, data: bytes) -> grpc.Status
     return grpc.StatusCode.OK
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=rounds(60, 25), suppress_health_check=list(HealthCheck))
 @given(rpc=st.sampled_from(RPCS), data=st.binary(max_size=60) | st.builds(_near_a_request, st.binary(max_size=40)))
 async def test_random_bytes_are_refused_or_answered(talking: ServerProcess, rpc: str, data: bytes) -> None:
     expected = {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}

@@ -21,6 +21,7 @@ from memstream_server.core.values import Fragment, Held, MemoryKind, State, Tier
 from tests.core.memory import SIMILARITY_MIN, CoreMemory
 from tests.support.replay import Runner
 from tests.support.scenario import Block, Said, parse_command, spec_of
+from tests.support.seeds import rounds
 
 GONE = {EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED}
 NEW = {EventType.OBSERVED, EventType.REFLECTED}
@@ -197,7 +198,7 @@ def named(driver: CoreMemory, command: str) -> str:
     return re.sub(r"#(\d+)", lambda number: ids[int(number[1]) % len(ids)], command)
 
 
-@settings(max_examples=250)
+@settings(max_examples=rounds(250, 80))
 @given(MEMORIES, COMMANDS)
 def test_every_fragment_is_accounted_for(memory: str, commands: list[str]) -> None:
     asyncio.run(play(memory, commands)).check_history()
@@ -211,7 +212,7 @@ def shown(transition: Transition) -> tuple[object, ...]:
     return (held, state.reflection_aggregate, *rest)
 
 
-@settings(max_examples=75)
+@settings(max_examples=rounds(75, 40))
 @given(MEMORIES, COMMANDS, st.integers(0, 25), st.integers(0, 25))
 def test_joining_is_associative_and_loses_nothing(memory: str, commands: list[str], one: int, other: int) -> None:
     played = asyncio.run(play(memory, commands))
@@ -231,7 +232,7 @@ def test_joining_is_associative_and_loses_nothing(memory: str, commands: list[st
     assert whole.events == tuple(played.history)
 
 
-@settings(max_examples=75)
+@settings(max_examples=rounds(75, 40))
 @given(MEMORIES, COMMANDS, OBSERVATIONS)
 def test_decisions_are_deterministic_and_pure(memory: str, commands: list[str], observation: str) -> None:
     played = asyncio.run(play(memory, commands))

@@ -20,6 +20,7 @@ from memstream_server.core.time_phrases.recognition import (
     find_times,
     has_time_words,
 )
+from tests.support.seeds import rounds
 
 NOW = datetime(2023, 11, 15, 12, tzinfo=UTC)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -190,7 +191,7 @@ _WORDS = [
     st.datetimes(datetime(1000, 1, 1), datetime(9000, 1, 1)),
     st.sampled_from(["UTC", "America/New_York", "Australia/Lord_Howe", "Asia/Tokyo"]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=rounds(300, 100), deadline=None)
 def test_any_text_gives_ordered_windows_and_the_same_again(text: str, language: str, at: datetime, zone: str) -> None:
     now = at.replace(tzinfo=UTC)
     found = _find(text, language, now, zone)

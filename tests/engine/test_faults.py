@@ -1,6 +1,7 @@
 """Fails every write of a session once, in every way a write can fail: nothing acknowledged is lost or doubled.
 
-As in SQLite's out-of-memory tests, the n-th call fails, for every n, until a run meets no failure.
+As in SQLite's out-of-memory tests, the n-th call fails, for every n, until a run meets no failure. `make test` takes
+n = 1, 2, 4, 8 ...; `make test-all` and `make crash` take every n.
 """
 
 from __future__ import annotations
@@ -33,16 +34,17 @@ from tests.engine.memory import observation
 from tests.support.faulty_journal import COMPARING, READS, WRITES, Fault
 from tests.support.memory_index import MemoryIndex
 from tests.support.scripted_models import VECTOR_BYTES, Outages, ScriptedEmbedder, ScriptedInsights, ScriptedScorer
+from tests.support.seeds import THOROUGH, rounds
 from tests.support.waiting import until
 
 __all__ = ["hasty"]
 
-pytestmark = pytest.mark.usefixtures("hasty")
+pytestmark = [pytest.mark.usefixtures("hasty"), pytest.mark.drawn]
 
 T = TypeVar("T")
 Item = NewObservation | Refusal
 TRIES_MAX = 2_000
-READS_MAX = 2
+READS_MAX = rounds(2, 1)
 """Failing reads per method: background tasks read now and then, so there is no last one."""
 BATCH = 3
 SMALL = with_value(DEFAULT, "short_term.capacity", 3)
@@ -57,6 +59,11 @@ FIRST: list[Item] = [
     observation("badgers dig at night"),
 ]
 SECOND: list[Item] = [observation(f"line {number} of the log") for number in range(1, 6)]
+
+
+def following(number: int) -> int:
+    """The next call to fail: each one in turn, or calls that lie ever further apart."""
+    return number + 1 if THOROUGH else max(number + 1, 2 * number)
 
 
 async def insist(call: Callable[[], Awaitable[T]]) -> T:
@@ -152,7 +159,7 @@ async def test_no_failing_write_loses_or_doubles_anything(tmp_path: Path, fault:
         for write in sorted(COMPARING if fault is Fault.CONFLICT else WRITES):
             number = 0
             while number == 0 or parts.journal.failed:
-                number += 1
+                number = following(number)
                 runs.append(f"{write}-{number}")
                 parts.journal.fail_at(number, fault, write)
                 await scripted_session(parts.engine, runs[-1])
@@ -218,7 +225,7 @@ async def test_no_failing_read_loses_or_doubles_anything(tmp_path: Path) -> None
         for read in sorted(READS):
             number, failing = 0, read
             while failing and number < READS_MAX:
-                number += 1
+                number = following(number)
                 runs.append(f"{read}-{number}".replace("_", "-"))
                 parts.journal.fail_at(number, Fault.LOST, read)
                 await scripted_session(parts.engine, runs[-1])
@@ -283,7 +290,7 @@ async def test_no_failing_embedder_call_loses_anything(tmp_path: Path, profile: 
     async with assembled(tmp_path, models=Models(embedder)) as parts:
         number = 0
         while number == 0 or embedder.left <= 0:
-            number += 1
+            number = following(number)
             embedder.left = number
             name = f"m-{number}"
             await talk(parts.engine, name, policy)
@@ -339,7 +346,7 @@ async def test_no_failing_llm_call_loses_or_doubles_anything(tmp_path: Path) -> 
         for model, what in ((scorer, "score"), (insights, "derive")):
             number = 0
             while number == 0 or model.left <= 0:
-                number += 1
+                number = following(number)
                 model.left = number
                 name = f"{what}-{number}"
                 await talk(parts.engine, name, policy)
@@ -364,7 +371,7 @@ async def test_no_failing_index_call_leaves_it_incomplete(tmp_path: Path, error:
         for call in ("upsert", "flush", "search", "delete"):
             number = 0
             while number == 0 or index.failed:
-                number += 1
+                number = following(number)
                 index.fail_at(number, error, call)
                 await fill_ask_and_delete(parts, f"{call}-{number}")
             assert number > 1

@@ -45,6 +45,7 @@ from tests.engine.test_past import POLICIES, SMALL, STEP_US, WORDS, Walk, listed
 from tests.support.faulty_journal import Fault
 from tests.support.journals import change_rows, query_rows
 from tests.support.scripted_models import ScriptedEmbedder
+from tests.support.seeds import SEEDS
 from tests.support.waiting import until
 
 __all__ = ["hasty"]
@@ -180,7 +181,8 @@ def shared(name: str, array: npt.NDArray[Any], other: npt.NDArray[Any]) -> bytes
     return array[len(array) - count :].tobytes() if name == "dense.vectors" else array.tobytes()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.drawn
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", [*POLICIES, "dated"])
 async def test_random_histories_answer_the_same(tmp_path: Path, kind: str, seed: int) -> None:
     clock, drawn = SettableClock(), random.Random(seed)
@@ -224,7 +226,8 @@ async def check_loads(engine: Engine) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.drawn
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", [*POLICIES, "dated", "int8"])
 async def test_later_rows_on_top_of_an_image_answer_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int

@@ -24,6 +24,7 @@ from memstream_server.engine.runtime.clock import Clock
 from tests.engine.assembled import NAMESPACE, assembled, check, hasty
 from tests.engine.memory import SettableClock, observation
 from tests.engine.test_fragments import observe
+from tests.support.seeds import SEEDS
 
 __all__ = ["hasty"]
 pytestmark = pytest.mark.usefixtures("hasty")
@@ -203,7 +204,8 @@ async def walk(engine: Engine, clock: SettableClock, seed: int, policy: Policy, 
 
 
 @pytest.mark.parametrize("kind", POLICIES)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.drawn
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_the_past_is_what_the_memory_answered_then(tmp_path: Path, kind: str, seed: int) -> None:
     clock = SettableClock()
     async with assembled(tmp_path, clock=Clock(now_us=clock.now_us)) as parts:

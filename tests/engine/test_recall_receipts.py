@@ -36,6 +36,7 @@ from tests.engine.test_past import POLICIES, STEPS, Walk, plain
 from tests.support.faulty_journal import Fault
 from tests.support.journals import change_rows
 from tests.support.scripted_models import VECTOR_BYTES, ScriptedEmbedder
+from tests.support.seeds import SEEDS
 from tests.support.waiting import until
 
 __all__ = ["hasty"]
@@ -72,7 +73,8 @@ def shown(answer: RecallAnswer) -> object:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.drawn
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_a_replay_ranks_the_same_to_the_last_bit(tmp_path: Path, kind: str, seed: int) -> None:
     await check_replays(tmp_path, kind, seed)
 

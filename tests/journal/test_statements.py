@@ -18,12 +18,13 @@ from memstream_server.adapters.journal.sql.byte_counts import COUNTED, list_trig
 from memstream_server.adapters.journal.sql.schema import metadata
 from tests.support import journals
 from tests.support.scans import fill_tables, find_scans, find_unbounded
+from tests.support.seeds import THOROUGH
 from tests.support.statement_recorder import Statement, record_suite
 
 pytestmark = journals.only_sqlite("tests/toolchains/test_statements_on_postgres.py explains on PostgreSQL")
 
 STORES = (
-    "tests/journal",
+    "tests/journal" if THOROUGH else "tests/journal/test_sqlite.py",
     "tests/conversations/test_store.py",
     "tests/operations/test_store.py",
     "tests/engine/test_reembedding.py",
@@ -49,6 +50,7 @@ def explain(tables: Connection, statements: Sequence[Statement]) -> list[str]:
     return sorted({*before, *find_unbounded(tables, statements)})
 
 
+@pytest.mark.drawn
 def test_no_statement_of_the_stores_scans(tables: Connection, tmp_path: Path) -> None:
     statements = record_suite(tmp_path, *STORES, THIS)
     unseen = [name for name in metadata.tables if not any(name in one.text for one in statements)]

@@ -18,6 +18,7 @@ from memstream_server.adapters.models.openai_errors import RefusedError
 from memstream_server.adapters.models.resilience import Resilience, ResilientCalls
 from memstream_server.ports.models import ModelRefused, ModelUnavailable
 from tests.support.fake_openai import FakeOpenAI, Fault
+from tests.support.seeds import rounds
 from tests.support.waiting import until
 
 BAD, DEAD = "bad", "dead"
@@ -234,7 +235,7 @@ async def test_wrong_answer_count_fails_callers() -> None:
     st.integers(1, 3),
     st.integers(1, 6),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=rounds(150, 60), deadline=None)
 def test_everyone_gets_what_is_theirs(
     callers: list[tuple[list[str], bool, int]], texts_max: int, concurrency: int, characters_max: int
 ) -> None:

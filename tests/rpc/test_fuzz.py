@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 import structlog
 import structlog.testing
-from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,13 +22,16 @@ from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.memory_service_pb2 import GetMemoryRequest
 from tests.rpc.wire import Wire
 from tests.support.fake_engine import FakeEngine
+from tests.support.seeds import rounds
 
-METHODS: list[MethodDescriptor] = [
-    method
+pytestmark = pytest.mark.drawn
+
+SERVICES: list[ServiceDescriptor] = [
+    service
     for file in (memory_service_pb2, operation_service_pb2, pb, server_service_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
 ]
+METHODS: list[MethodDescriptor] = [method for service in SERVICES for method in service.methods]
 BAD = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE}
 OPENINGS = {
     "Observe": pb.ObserveRequest(open=pb.ObserveOpen(namespace="ns", memory="m", producer="p")).SerializeToString(),
@@ -142,38 +145,31 @@ async def serves(wire: Wire) -> None:
 
 
 @pytest.fixture
-def method(request: pytest.FixtureRequest, engine: Any) -> MethodDescriptor:
-    chosen: MethodDescriptor = request.param
-    if isinstance(engine, FakeEngine) and chosen.name in LONG_WORK:
-        pytest.skip("the scripted engine does no long work; the real one is asked")
-    return chosen
+def methods(request: pytest.FixtureRequest, engine: Any) -> list[MethodDescriptor]:
+    """The methods of a service that the engine has."""
+    service: ServiceDescriptor = request.param
+    return [one for one in service.methods if not (isinstance(engine, FakeEngine) and one.name in LONG_WORK)]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name, indirect=True)
-async def test_random_bytes_get_a_status(wire: Wire, method: MethodDescriptor) -> None:
-    loop = asyncio.get_running_loop()
+def random_bytes() -> list[list[bytes]]:
+    """Lists of requests that are hardly ever messages."""
     seen: list[list[bytes]] = []
 
-    @settings(max_examples=10, database=None)
+    @settings(max_examples=rounds(10, 3), database=None)
     @given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=3))
     def collect(requests: list[bytes]) -> None:
         seen.append(requests)
 
-    await loop.run_in_executor(None, collect)
-    with structlog.testing.capture_logs() as logged:
-        for requests in seen:
-            assert await status(wire, method, requests) not in BAD, requests
-        await _restored(wire)
-    assert not defects(logged)
+    collect()
+    return seen
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name, indirect=True)
-async def test_malformed_messages_get_a_status(wire: Wire, method: MethodDescriptor) -> None:
-    loop = asyncio.get_running_loop()
+def malformed(method: MethodDescriptor) -> list[list[bytes]]:
+    """Lists of messages with invalid fields; those of a stream with its opening and without."""
     seen: list[list[bytes]] = []
 
     @settings(
-        max_examples=25,
+        max_examples=rounds(25, 8),
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
@@ -181,14 +177,31 @@ async def test_malformed_messages_get_a_status(wire: Wire, method: MethodDescrip
     def collect(requests: list[Any]) -> None:
         seen.append([request.SerializeToString() for request in requests])
 
-    await loop.run_in_executor(None, collect)
+    collect()
+    openings = [[OPENINGS[method.name], *requests] for requests in seen if method.name in OPENINGS]
+    return [*openings, *seen]
+
+
+@pytest.mark.parametrize("methods", SERVICES, ids=lambda service: service.name, indirect=True)
+async def test_random_bytes_get_a_status(wire: Wire, methods: list[MethodDescriptor]) -> None:
+    drawn = await asyncio.to_thread(random_bytes)
+    for method in methods:
+        await _check_statuses(wire, method, drawn)
+
+
+@pytest.mark.parametrize("methods", SERVICES, ids=lambda service: service.name, indirect=True)
+async def test_malformed_messages_get_a_status(wire: Wire, methods: list[MethodDescriptor]) -> None:
+    for method in methods:
+        await _check_statuses(wire, method, await asyncio.to_thread(malformed, method))
+
+
+async def _check_statuses(wire: Wire, method: MethodDescriptor, drawn: list[list[bytes]]) -> None:
+    """No call of the method fails as a defect would, or logs one; the server serves afterwards."""
     with structlog.testing.capture_logs() as logged:
-        for requests in seen:
-            if method.name in OPENINGS:
-                assert await status(wire, method, [OPENINGS[method.name], *requests]) not in BAD, requests
-            assert await status(wire, method, requests) not in BAD, requests
+        for requests in drawn:
+            assert await status(wire, method, requests) not in BAD, (method.name, requests)
         await _restored(wire)
-    assert not defects(logged)
+    assert not defects(logged), method.name
 
 
 async def _restored(wire: Wire) -> None:

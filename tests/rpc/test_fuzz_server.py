@@ -19,10 +19,10 @@ from tests.server.conftest import WITH_INDEX
 from tests.support.fuzz_run import Caller, Report, run_calls
 from tests.support.fuzzing import MEMORIES, Fuzzer
 from tests.support.processes import resident_mib
-from tests.support.seeds import seed_of
+from tests.support.seeds import SEEDS, rounds, seed_of
 from tests.support.server import ServerProcess
 
-CALLS = int(os.environ.get("MEMSTREAM_FUZZ_CALLS", "3000"))
+CALLS = int(os.environ.get("MEMSTREAM_FUZZ_CALLS", rounds(3_000, 1_000)))
 SEED = seed_of("MEMSTREAM_FUZZ_SEED")
 SETTINGS: dict[str, str | float] = {
     **WITH_INDEX,
@@ -111,7 +111,8 @@ async def test_no_input_shows_what_is_another_tenants(tmp_path: Path) -> None:
         check_lines(server, ["zebrafish", "quokka", "numbat", *keys.values()])
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.drawn
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_seed_gives_the_same_requests(seed: int) -> None:
     def requests() -> list[list[bytes]]:
         fuzzer = Fuzzer(seed, ("ns",), "mark")

@@ -19,6 +19,7 @@ import memstream.agent
 import memstream.sync.agent
 from memstream import public
 from tests.support.arbitrary import wrong_values
+from tests.support.seeds import rounds
 from tests.support.server import ServerProcess
 
 PATIENCE_S = 0.05
@@ -129,7 +130,7 @@ async def first(items: AsyncIterator[Any]) -> None:
         await asyncio.wait_for(anext(items), PATIENCE_S)
 
 
-WIDELY = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+WIDELY = settings(max_examples=rounds(400, 120), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @WIDELY

@@ -22,13 +22,13 @@ from tests.server.conftest import MakeServer, restarted, started, stopped
 from tests.server.listing import contents, fragments, indexed, observed_once
 from tests.server.producing import CORRECTS_EVERY, PATIENT, Producer, words
 from tests.support.scripted_models import VECTOR_BYTES
-from tests.support.seeds import seed_of
+from tests.support.seeds import rounds, seed_of
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.with_index
 
-ROUNDS = int(os.environ.get("MEMSTREAM_CRASH_ROUNDS", "5"))
+ROUNDS = int(os.environ.get("MEMSTREAM_CRASH_ROUNDS", rounds(5, 3)))
 SEED = seed_of("MEMSTREAM_CRASH_SEED")
 LOOKS = 10
 """Everything is listed after about one in this many kills, because the listing grows."""

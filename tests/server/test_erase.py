@@ -25,6 +25,7 @@ from tests.server.conftest import MakeServer, restarted, started
 from tests.server.listing import fragments
 from tests.support.fake_openai import JSON, FakeOpenAI
 from tests.support.journals import only_sqlite
+from tests.support.seeds import rounds
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -291,7 +292,8 @@ async def _erased(client: memstream.Client, memory: Memory, ids: list[str]) -> O
     return (await client.finished(await memory.erase_fragments(ids))).state
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.drawn
+@pytest.mark.parametrize("seed", range(rounds(2, 1)))
 @only_sqlite("a database has files and a log of its own")
 async def test_no_history_leaves_bytes_of_what_was_erased(make_server: MakeServer, seed: int) -> None:
     """Random observations, updates, puts, recalls, erasures and kills in several memories."""
@@ -299,7 +301,7 @@ async def test_no_history_leaves_bytes_of_what_was_erased(make_server: MakeServe
     live: dict[str, tuple[str, str]] = {}
     gone: set[str] = set()
     server = await started(make_server(index_partitions=2))
-    for _ in range(4):
+    for _ in range(rounds(4, 2)):
         async with memstream.connect(server.address) as client:
             for number in range(3):
                 await client.create_memory(f"ns/m{number}", kind=MemoryKind.LONG_TERM, exist_ok=True)
