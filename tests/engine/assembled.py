@@ -20,7 +20,6 @@ from memstream_server.core.events import Event
 from memstream_server.core.replay_events import fold_all, place_of
 from memstream_server.core.values import State, Vector
 from memstream_server.engine.background import indexer, jobs
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.engine.memory import actor
 from memstream_server.engine.memory.actor import Actor
@@ -30,6 +29,7 @@ from memstream_server.observability import Metrics
 from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import MemoryRecord, Recorded
 from memstream_server.settings import Settings
+from tests.engine.engine_parts import PartsEngine
 from tests.support import journals
 from tests.support.faulty_journal import FaultyJournal
 from tests.support.memory_index import MemoryIndex
@@ -43,10 +43,18 @@ NAMESPACE = "test"
 class Assembled:
     """The engine with its stores."""
 
-    engine: Engine
+    engine: PartsEngine
     journal: FaultyJournal
+    """What the engine calls."""
+    stored: SqlJournal
+    """The journal behind it, which never fails."""
     index: MemoryIndex
     metrics: Metrics
+
+    @property
+    def actors(self) -> registry.Registry:
+        """The actors of all active memories."""
+        return self.engine.actors
 
 
 @pytest.fixture
@@ -87,10 +95,10 @@ async def assembled(
     metrics = Metrics()
     parts = engine_parts(chosen, stored, vectors, record_models(used, embedding, metrics), embedding, metrics, now)
     async with open_images(chosen, metrics) as images:
-        engine = Engine(replace(parts, storage=replace(parts.storage, journal=journal, images=images)), space)
+        engine = PartsEngine(replace(parts, storage=replace(parts.storage, journal=journal, images=images)), space)
         await engine.start()
         try:
-            yield Assembled(engine, journal, vectors, metrics)
+            yield Assembled(engine, journal, stored, vectors, metrics)
         finally:
             journal.disarm()
             vectors.disarm()
@@ -101,22 +109,22 @@ async def assembled(
 # ---- invariants
 
 
-async def image_of(engine: Engine, name: str) -> LoadedMemory:
+async def image_of(engine: PartsEngine, name: str) -> LoadedMemory:
     """The image that a restart would load."""
     record = await engine.memories.get(NAMESPACE, name)
-    return await engine._journal.load_memory(record.uid, engine.info().embedding.name, 1_000_000)
+    return await engine.journal.load_memory(record.uid, engine.info().embedding.name, 1_000_000)
 
 
-async def events_of(engine: Engine, uid: str) -> list[Event]:
+async def events_of(engine: PartsEngine, uid: str) -> list[Event]:
     """All events of a memory; checks that its revisions are contiguous."""
     recorded: list[Recorded] = []
-    while page := await engine._journal.list_events(uid, len(recorded), 100_000):
+    while page := await engine.journal.list_events(uid, len(recorded), 100_000):
         recorded += page
     assert [one.revision for one in recorded] == list(range(1, len(recorded) + 1))
     return [event for one in recorded for event in one.events]
 
 
-async def check(engine: Engine, name: str) -> LoadedMemory:
+async def check(engine: PartsEngine, name: str) -> LoadedMemory:
     """Check that journal, RAM and events of a memory agree; returns the journal's image.
 
     Reads in the memory's order, because background tasks may commit at any other time.
@@ -129,7 +137,7 @@ async def check(engine: Engine, name: str) -> LoadedMemory:
         ids = list(working.columns.live_ids())
         looks.append((image, working.record, working.state, set(ids), events, working.get_vectors(ids)))
 
-    async with engine._registry.use(NAMESPACE, name) as active:
+    async with engine.actors.use(NAMESPACE, name) as active:
         await active.run(look)
     image, record, state, ids, events, vectors = looks[0]
     stored_vectors = {row.fragment.id: row.vector for row in image.rows}
@@ -158,13 +166,13 @@ async def check_index(parts: Assembled, name: str) -> None:
     uid = (await parts.engine.memories.get(NAMESPACE, name)).uid
 
     async def settled() -> bool:  # a search that finds the index lost empties it after the outbox
-        indexable = set(await parts.engine._journal.list_indexable(uid))
-        return await parts.engine._journal.outbox_size() == 0 and parts.index.list_stored(uid) == indexable
+        indexable = set(await parts.journal.list_indexable(uid))
+        return await parts.journal.outbox_size() == 0 and parts.index.list_stored(uid) == indexable
 
     await until(settled)
 
 
-async def gone(engine: Engine, name: str) -> bool:
+async def gone(engine: PartsEngine, name: str) -> bool:
     """Whether the memory does not exist."""
     try:
         await engine.memories.get(NAMESPACE, name)

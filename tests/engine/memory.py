@@ -11,10 +11,10 @@ import numpy as np
 from memstream_server.core.events import Event
 from memstream_server.core.filters import Listing
 from memstream_server.core.values import Fragment, Structured, Tier, Vector
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import InvalidField
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, NewObservation, Query
+from tests.engine.engine_parts import PartsEngine
 from tests.support import scenario
 from tests.support.scenario import Change, Command, MemorySpec, Said, override_policy
 
@@ -47,7 +47,7 @@ def observation(
 class EngineMemory:
     """The Driver protocol on one engine; each `create` makes a new memory."""
 
-    def __init__(self, engine: Engine, clock: SettableClock) -> None:
+    def __init__(self, engine: PartsEngine, clock: SettableClock) -> None:
         self.engine = engine
         self.clock = clock
         self.history: list[Event] = []

@@ -180,7 +180,7 @@ async def test_waiting_batch_fails_when_direct_commit_ends_the_actor(parts: Asse
     await in_the_commit(parts)
     parts.journal.fail_at(1, Fault.CONFLICT, "commit")
     waiting = [asyncio.create_task(parts.engine.fragments.put(NAMESPACE, "joy", line)) for line in LINES[1:3]]
-    async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
+    async with parts.actors.use(NAMESPACE, "joy") as actor:
         await until_taken(actor)
     release()
     with pytest.raises(JournalUnavailable):
@@ -202,7 +202,7 @@ async def until_taken(actor: Actor) -> None:
 async def test_direct_batch_fails_when_the_actor_ends_before_it(parts: Assembled) -> None:
     session = await opened(parts.engine)
     receiving = session.submit(1, LINES[:1], STORED)
-    parts.engine._registry.list_actors()[0].fail(JournalUnavailable("the memory ends", retry_after_s=0.1))
+    parts.actors.list_actors()[0].fail(JournalUnavailable("the memory ends", retry_after_s=0.1))
     with pytest.raises(JournalUnavailable):  # the waiting caller must not see a cancellation as its answer
         await receiving
     await sent(await opened(parts.engine), 1, LINES[:1])

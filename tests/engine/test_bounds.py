@@ -11,12 +11,12 @@ from memstream_server.adapters.journal.sql import reads
 from memstream_server.core.filters import Listing
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import SequenceConflict
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.journal.records import Answer, batch_request
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import SettableClock, observation
 from tests.support.waiting import until
 
@@ -29,15 +29,15 @@ DAY_US = 24 * 3600 * 1_000_000
 STORED = AckLevel.STORED
 
 
-async def create(engine: Engine, name: str, kind: MemoryKind = MemoryKind.LONG_TERM) -> str:
+async def create(engine: PartsEngine, name: str, kind: MemoryKind = MemoryKind.LONG_TERM) -> str:
     return (await engine.memories.create(NewMemory(NAMESPACE, name, kind, DEFAULT)))[0].uid
 
 
-async def observe(engine: Engine, name: str, text: str, request: str = "") -> None:
+async def observe(engine: PartsEngine, name: str, text: str, request: str = "") -> None:
     await engine.observe_batch(NAMESPACE, name, "", 1, [observation(text)], STORED, request, text.encode())
 
 
-async def contents(engine: Engine, name: str) -> list[str]:
+async def contents(engine: PartsEngine, name: str) -> list[str]:
     return [row.fragment.content for row in (await check(engine, name)).rows]
 
 
@@ -110,7 +110,7 @@ async def _answer(parts: Assembled, uid: str, request_id: str) -> Answer | None:
 
 
 async def _hashes(parts: Assembled, uid: str, producer: str) -> int:
-    return len(await parts.engine._journal.received_hashes(uid, producer, 1, 9))
+    return len(await parts.journal.received_hashes(uid, producer, 1, 9))
 
 
 # ---- active memories
@@ -165,9 +165,9 @@ async def test_watch_read_ahead_is_bounded_in_bytes(tmp_path: Path, monkeypatch:
         for number in range(30):
             lines = [observation(f"{number} {line}") for line in range(10)]
             await engine.observe_batch(NAMESPACE, "joy", "", 1, lines, STORED)
-        page = await engine._journal.list_events(uid, 0, 256)
+        page = await engine.journal.list_events(uid, 0, 256)
         assert 1 <= len(page) < 31
-        assert len(await engine._journal.list_events(uid, 5, 256)) >= 1
+        assert len(await engine.journal.list_events(uid, 5, 256)) >= 1
         seen: list[int] = []
         async with aclosing(engine.watch(NAMESPACE, "joy", uid, 0, 0)) as steps:
             async for _, revision, _, events in steps:

@@ -13,35 +13,35 @@ from memstream_server.core.filters import Filter, Listing
 from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.engine import lifecycle
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch, FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, Changed, NewMemory, Once, Put, Query, fragment_etag
 from memstream_server.ports.journal.records import Answer
 from tests.engine.conftest import OpenEngine
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
 
 NAME = ("ns", "m")
 
 
-async def create(engine: Engine, kind: MemoryKind = MemoryKind.LONG_TERM, **overrides: object) -> None:
+async def create(engine: PartsEngine, kind: MemoryKind = MemoryKind.LONG_TERM, **overrides: object) -> None:
     policy: Policy = DEFAULT
     for name, value in overrides.items():
         policy = with_value(policy, name.replace("__", "."), value)
     await engine.memories.create(NewMemory(*NAME, kind, policy))
 
 
-async def tell(engine: Engine, *contents: str, **fields: object) -> list[str]:
+async def tell(engine: PartsEngine, *contents: str, **fields: object) -> list[str]:
     items = [observation(content, **fields) for content in contents]  # type: ignore[arg-type]  # real fields
     done = await engine.observe_batch(*NAME, "", 1, items, AckLevel.STORED)
     return [outcome.fragment for outcome in done.outcomes]
 
 
-async def listed(engine: Engine, forgotten: bool = False) -> list[Fragment]:
+async def listed(engine: PartsEngine, forgotten: bool = False) -> list[Fragment]:
     return (await engine.fragments.list_page(*NAME, Listing(forgotten=forgotten), -1, 10_000))[0]
 
 
-async def told(engine: Engine, *types: EventType) -> list[Event]:
+async def told(engine: PartsEngine, *types: EventType) -> list[Event]:
     found: list[Event] = []
     revision = (await engine.memories.get(*NAME)).revision
     steps = engine.watch(*NAME, "", 0, 0)
@@ -69,7 +69,7 @@ class Kept:
 
 
 # ---- put
-async def test_put_observes_and_then_updates_by_key(engine: Engine) -> None:
+async def test_put_observes_and_then_updates_by_key(engine: PartsEngine) -> None:
     await create(engine, MemoryKind.HYBRID)
     first = await engine.fragments.put(*NAME, observation("tea at four", external_id="tea"))
     assert first.fragment is not None
@@ -83,7 +83,7 @@ async def test_put_observes_and_then_updates_by_key(engine: Engine) -> None:
     assert (read, revision) == (again.fragment, again.revision)
 
 
-async def test_put_needs_the_current_etag(engine: Engine) -> None:
+async def test_put_needs_the_current_etag(engine: PartsEngine) -> None:
     await create(engine)
     with pytest.raises(EtagMismatch):
         await engine.fragments.put(*NAME, observation("a", external_id="k"), etag="any")
@@ -97,7 +97,7 @@ async def test_put_needs_the_current_etag(engine: Engine) -> None:
     assert [one.content for one in await listed(engine)] == ["b"]
 
 
-async def test_put_restores_a_forgotten_fragment(engine: Engine) -> None:
+async def test_put_restores_a_forgotten_fragment(engine: PartsEngine) -> None:
     await create(engine)
     first = (await engine.fragments.put(*NAME, observation("the harbour is closed", external_id="k"))).fragment
     assert first is not None
@@ -110,7 +110,7 @@ async def test_put_restores_a_forgotten_fragment(engine: Engine) -> None:
     assert [found.fragment.content for found in answer.recollections] == ["the harbour is open"]
 
 
-async def test_put_returns_no_fragment_that_the_policy_drops(engine: Engine) -> None:
+async def test_put_returns_no_fragment_that_the_policy_drops(engine: PartsEngine) -> None:
     await create(engine, MemoryKind.SENSORY, sensory__capacity=0)
     put = await engine.fragments.put(*NAME, observation("gone", external_id="k"))
     assert (put.fragment, put.created) == (None, False)
@@ -118,7 +118,7 @@ async def test_put_returns_no_fragment_that_the_policy_drops(engine: Engine) -> 
 
 
 # ---- update
-async def test_update_changes_given_fields_and_recall_finds_new_text(engine: Engine) -> None:
+async def test_update_changes_given_fields_and_recall_finds_new_text(engine: PartsEngine) -> None:
     await create(engine)
     (id_,) = await tell(engine, "the ferry leaves at noon", expire_time_us=2**61)
     before = (await engine.fragments.get(*NAME, id=id_))[0]
@@ -146,7 +146,7 @@ async def test_update_changes_given_fields_and_recall_finds_new_text(engine: Eng
 
 
 # ---- forget and restore
-async def test_forget_by_filter_takes_only_matches(engine: Engine) -> None:
+async def test_forget_by_filter_takes_only_matches(engine: PartsEngine) -> None:
     await create(engine, MemoryKind.HYBRID)
     await tell(engine, *(f"monday {n}" for n in range(15)), session="monday")
     await tell(engine, *(f"tuesday {n}" for n in range(5)), session="tuesday")
@@ -160,7 +160,7 @@ async def test_forget_by_filter_takes_only_matches(engine: Engine) -> None:
     assert await listed(engine, forgotten=True) == []
 
 
-async def test_a_large_request_is_several_decisions(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_request_is_several_decisions(engine: PartsEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "BATCH", 4)
     monkeypatch.setattr(lifecycle, "PAGE", 3)
     await create(engine)
@@ -172,7 +172,7 @@ async def test_a_large_request_is_several_decisions(engine: Engine, monkeypatch:
     assert (await engine.fragments.restore(*NAME, Filter(tiers=(Tier.LONG_TERM,)))).count == 10
 
 
-async def test_forget_counts_fragments_not_follow_up_events(engine: Engine) -> None:
+async def test_forget_counts_fragments_not_follow_up_events(engine: PartsEngine) -> None:
     """Forgetting an enhancer weakens its anchor: one more event, but not one more fragment."""
     await create(engine, MemoryKind.HYBRID, short_term__similarity_min=0.0)
     ids = await tell(engine, "tea in the garden", "tea in the garden again")
@@ -180,7 +180,7 @@ async def test_forget_counts_fragments_not_follow_up_events(engine: Engine) -> N
     assert len(await told(engine, EventType.WEAKENED)) == 1
 
 
-async def test_clear_counts_removed_fragments(engine: Engine) -> None:
+async def test_clear_counts_removed_fragments(engine: PartsEngine) -> None:
     await create(engine)
     ids = await tell(engine, "one", "two", "three")
     await engine.fragments.forget(*NAME, ids[:1])
@@ -190,7 +190,7 @@ async def test_clear_counts_removed_fragments(engine: Engine) -> None:
     assert not (await engine.recall(*NAME, Query(text="two"))).recollections
 
 
-async def test_clone_copies_structure_without_content(engine: Engine) -> None:
+async def test_clone_copies_structure_without_content(engine: PartsEngine) -> None:
     await create(engine, MemoryKind.HYBRID, recall__limit=3)
     await tell(engine, "one")
     cloned = await engine.memories.clone(*NAME, "other", "copy")
@@ -218,7 +218,7 @@ async def test_answer_commits_with_its_change_and_survives_restart(engines: Open
         assert [one.content for one in await listed(engine)] == ["once"]
 
 
-async def test_answer_is_stored_even_if_nothing_changes(engine: Engine) -> None:
+async def test_answer_is_stored_even_if_nothing_changes(engine: PartsEngine) -> None:
     await create(engine)
     before = (await engine.memories.get(*NAME)).revision
     kept = Kept()

@@ -19,7 +19,6 @@ from memstream_server.core.suspicions import ConflictDecision
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.background import jobs
 from memstream_server.engine.conflicts import Verdict
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.operations.transfer.export_memory import Wanted
 from memstream_server.engine.operations.transfer.import_memory import Target
@@ -30,6 +29,7 @@ from memstream_server.ports.models import Account, ConflictJudge, Judgement, Sta
 from memstream_server.ports.operations import OperationState
 from memstream_server.settings import Settings
 from tests.engine.conftest import open_engine
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
 from tests.support.fake_openai import JSON, FakeOpenAI, Fault
 from tests.support.waiting import until
@@ -37,7 +37,7 @@ from tests.support.waiting import until
 NAME = ("ns", "m")
 OLD, NEW = "I live in Munich near the river.", "I live in Berlin near the river now."
 ASKING = with_value(DEFAULT, "conflicts.ask_llm", True)
-Open = Callable[[], AbstractAsyncContextManager[Engine]]
+Open = Callable[[], AbstractAsyncContextManager[PartsEngine]]
 
 
 def reply(decision: str, reason: str = "She moved.") -> str:
@@ -91,7 +91,7 @@ def opened(tmp_path: Path, llm: FakeOpenAI, released: asyncio.Event, monkeypatch
     )
 
     @asynccontextmanager
-    async def open_again() -> AsyncIterator[Engine]:
+    async def open_again() -> AsyncIterator[PartsEngine]:
         models = models_of(settings, Metrics())
         assert models.close_llm is not None
         assert models.judge is not None
@@ -106,21 +106,21 @@ def opened(tmp_path: Path, llm: FakeOpenAI, released: asyncio.Event, monkeypatch
 
 
 @pytest.fixture
-async def engine(opened: Open) -> AsyncIterator[Engine]:
+async def engine(opened: Open) -> AsyncIterator[PartsEngine]:
     async with opened() as one:
         yield one
 
 
-async def create(engine: Engine, policy: Policy = ASKING, name: str = "m") -> None:
+async def create(engine: PartsEngine, policy: Policy = ASKING, name: str = "m") -> None:
     await engine.memories.create(NewMemory("ns", name, MemoryKind.HYBRID, policy))
 
 
-async def observe(engine: Engine, *texts: str, name: str = "m", **fields: Any) -> list[str]:
+async def observe(engine: PartsEngine, *texts: str, name: str = "m", **fields: Any) -> list[str]:
     said = [observation(text, **{"speaker": "Ada"} | fields) for text in texts]
     return [one.fragment for one in (await engine.observe_batch("ns", name, "", 1, said, AckLevel.STORED)).outcomes]
 
 
-async def suspect(engine: Engine, policy: Policy = ASKING) -> tuple[str, str]:
+async def suspect(engine: PartsEngine, policy: Policy = ASKING) -> tuple[str, str]:
     """(newer, older) of a suspicion in a new memory."""
     await create(engine, policy)
     (older,) = await observe(engine, OLD)
@@ -128,19 +128,19 @@ async def suspect(engine: Engine, policy: Policy = ASKING) -> tuple[str, str]:
     return newer, older
 
 
-async def conflicts(engine: Engine, decided: bool = False, name: str = "m") -> list[StoredConflict]:
+async def conflicts(engine: PartsEngine, decided: bool = False, name: str = "m") -> list[StoredConflict]:
     return (await engine.conflicts.list_page("ns", name, decided, ("", ""), 100))[0]
 
 
-async def events(engine: Engine, *types: EventType, name: str = "m") -> list[Event]:
+async def events(engine: PartsEngine, *types: EventType, name: str = "m") -> list[Event]:
     record = await engine.memories.get("ns", name)
-    steps = await engine._journal.list_events(record.uid, 0, 1_000)
+    steps = await engine.journal.list_events(record.uid, 0, 1_000)
     return [event for one in steps for event in one.events if event.type in types]
 
 
-def no_jobs(engine: Engine) -> Callable[[], Awaitable[bool]]:
+def no_jobs(engine: PartsEngine) -> Callable[[], Awaitable[bool]]:
     async def done() -> bool:
-        return not await engine._journal.list_jobs(10)
+        return not await engine.journal.list_jobs(10)
 
     return done
 
@@ -154,7 +154,9 @@ def asked(llm: FakeOpenAI) -> Callable[[], Awaitable[bool]]:
 
 # ---- decisions
 @pytest.mark.parametrize("decision", list(ConflictDecision))
-async def test_the_llm_decides_as_a_client_would(engine: Engine, llm: FakeOpenAI, decision: ConflictDecision) -> None:
+async def test_the_llm_decides_as_a_client_would(
+    engine: PartsEngine, llm: FakeOpenAI, decision: ConflictDecision
+) -> None:
     llm.say(reply(decision))
     pair = await suspect(engine)
     await until(no_jobs(engine))
@@ -166,17 +168,17 @@ async def test_the_llm_decides_as_a_client_would(engine: Engine, llm: FakeOpenAI
     assert superseded == losers.get(decision, [])
 
 
-async def test_the_decision_and_its_cost_are_one_revision(engine: Engine, llm: FakeOpenAI) -> None:
+async def test_the_decision_and_its_cost_are_one_revision(engine: PartsEngine, llm: FakeOpenAI) -> None:
     llm.say(reply("both"))
     await suspect(engine)
     await until(no_jobs(engine))
     record = await engine.memories.get(*NAME)
-    *_, last = await engine._journal.list_events(record.uid, 0, 1_000)
+    *_, last = await engine.journal.list_events(record.uid, 0, 1_000)
     assert [event.type for event in last.events] == [EventType.CONFLICT_RESOLVED, EventType.MODEL_ASKED]
     assert last.events[1].use == ModelUse(Purpose.CONFLICT, "fake-llm", 1, 1, 1)
 
 
-async def test_the_question_has_both_texts_and_nothing_else(engine: Engine, llm: FakeOpenAI) -> None:
+async def test_the_question_has_both_texts_and_nothing_else(engine: PartsEngine, llm: FakeOpenAI) -> None:
     llm.say(reply("both"))
     await create(engine)
     await observe(engine, "The password of the shed is 4711.", speaker="Bob")
@@ -190,7 +192,7 @@ async def test_the_question_has_both_texts_and_nothing_else(engine: Engine, llm:
     }
 
 
-async def test_a_put_is_decided_too(engine: Engine, llm: FakeOpenAI) -> None:
+async def test_a_put_is_decided_too(engine: PartsEngine, llm: FakeOpenAI) -> None:
     llm.say(reply("newer"))
     await create(engine)
     await engine.fragments.put(*NAME, observation(OLD, speaker="Ada", external_id="a"))
@@ -199,7 +201,7 @@ async def test_a_put_is_decided_too(engine: Engine, llm: FakeOpenAI) -> None:
     assert [one.decision for one in await conflicts(engine, decided=True)] == [ConflictDecision.NEWER]
 
 
-async def test_a_person_can_decide_again(engine: Engine, llm: FakeOpenAI) -> None:
+async def test_a_person_can_decide_again(engine: PartsEngine, llm: FakeOpenAI) -> None:
     llm.say(reply("newer"))
     newer, older = await suspect(engine)
     await until(no_jobs(engine))
@@ -214,7 +216,7 @@ async def test_a_person_can_decide_again(engine: Engine, llm: FakeOpenAI) -> Non
 
 
 # ---- answers that decide nothing
-async def test_unclear_answers_leave_it_open_for_one_question_each(engine: Engine, llm: FakeOpenAI) -> None:
+async def test_unclear_answers_leave_it_open_for_one_question_each(engine: PartsEngine, llm: FakeOpenAI) -> None:
     """They are no failures either: more of them than open a circuit breaker stop no other memory of the namespace."""
     two = reply("newer") + reply("older")
     llm.say(reply("unclear"), reply("delete all"), "I would rather not say.", "", '{"decision": ["newer"]}', two)
@@ -236,7 +238,7 @@ async def test_unclear_answers_leave_it_open_for_one_question_each(engine: Engin
     assert len(llm.seen) == len(names) + 1
 
 
-async def test_a_refused_question_leaves_it_open(engine: Engine, llm: FakeOpenAI) -> None:
+async def test_a_refused_question_leaves_it_open(engine: PartsEngine, llm: FakeOpenAI) -> None:
     llm.fail(Fault(status=400))
     llm.say(reply("both"))  # to the harmless question
     await suspect(engine)
@@ -246,13 +248,13 @@ async def test_a_refused_question_leaves_it_open(engine: Engine, llm: FakeOpenAI
 
 # ---- when nothing is asked
 @pytest.mark.parametrize("policy", [DEFAULT, with_value(ASKING, "conflicts.suspect", False)])
-async def test_without_the_policy_nothing_is_asked(engine: Engine, llm: FakeOpenAI, policy: Policy) -> None:
+async def test_without_the_policy_nothing_is_asked(engine: PartsEngine, llm: FakeOpenAI, policy: Policy) -> None:
     await suspect(engine, policy)
-    assert await engine._journal.list_jobs(10) == []
+    assert await engine.journal.list_jobs(10) == []
     assert llm.seen == []
 
 
-async def test_an_import_asks_nothing(engine: Engine, llm: FakeOpenAI) -> None:
+async def test_an_import_asks_nothing(engine: PartsEngine, llm: FakeOpenAI) -> None:
     llm.say(reply("unclear"))
     await suspect(engine)
     await until(no_jobs(engine))
@@ -266,42 +268,42 @@ async def test_an_import_asks_nothing(engine: Engine, llm: FakeOpenAI) -> None:
     ended = await engine.operations.wait_for_end(operation.id)
     assert ended.state is OperationState.SUCCEEDED, ended.error
     assert len(await conflicts(engine, name="copy")) == 1
-    assert await engine._journal.list_jobs(10) == []
+    assert await engine.journal.list_jobs(10) == []
     assert len(llm.seen) == 1
 
 
 # ---- the memory changes while the LLM thinks
-async def forget_older(engine: Engine, _newer: str, older: str) -> None:
+async def forget_older(engine: PartsEngine, _newer: str, older: str) -> None:
     await engine.fragments.forget(*NAME, [older])
 
 
-async def change_newer(engine: Engine, newer: str, _older: str) -> None:
+async def change_newer(engine: PartsEngine, newer: str, _older: str) -> None:
     await engine.fragments.update(*NAME, FragmentChange(newer, content="I moved to Bonn last month."))
 
 
-async def change_speaker(engine: Engine, newer: str, _older: str) -> None:
+async def change_speaker(engine: PartsEngine, newer: str, _older: str) -> None:
     await engine.fragments.update(*NAME, FragmentChange(newer, speaker="Grace"))
 
 
-async def end_validity(engine: Engine, _newer: str, older: str) -> None:
+async def end_validity(engine: PartsEngine, _newer: str, older: str) -> None:
     await engine.fragments.update(*NAME, FragmentChange(older, valid_until_us=1))
 
 
-async def erase_older(engine: Engine, _newer: str, older: str) -> None:
+async def erase_older(engine: PartsEngine, _newer: str, older: str) -> None:
     operation = await engine.erasing.start(*NAME, [older])
     await engine.operations.wait_for_end(operation.id)
 
 
-async def turn_off(engine: Engine, _newer: str, _older: str) -> None:
+async def turn_off(engine: PartsEngine, _newer: str, _older: str) -> None:
     await engine.memories.update(*NAME, MemoryChange(policy=DEFAULT))
 
 
 @pytest.mark.parametrize("change", [forget_older, change_newer, change_speaker, end_validity, erase_older, turn_off])
 async def test_an_outdated_answer_decides_nothing(
-    engine: Engine,
+    engine: PartsEngine,
     llm: FakeOpenAI,
     released: asyncio.Event,
-    change: Callable[[Engine, str, str], Awaitable[None]],
+    change: Callable[[PartsEngine, str, str], Awaitable[None]],
 ) -> None:
     released.clear()
     llm.say(reply("newer"))
@@ -314,7 +316,7 @@ async def test_an_outdated_answer_decides_nothing(
     assert len(llm.seen) == 1
 
 
-async def test_a_decision_of_a_person_stands(engine: Engine, llm: FakeOpenAI, released: asyncio.Event) -> None:
+async def test_a_decision_of_a_person_stands(engine: PartsEngine, llm: FakeOpenAI, released: asyncio.Event) -> None:
     released.clear()
     llm.say(reply("newer"))
     newer, older = await suspect(engine)
@@ -326,7 +328,7 @@ async def test_a_decision_of_a_person_stands(engine: Engine, llm: FakeOpenAI, re
 
 
 # ---- outages
-async def test_a_dead_endpoint_is_asked_again(engine: Engine, llm: FakeOpenAI) -> None:
+async def test_a_dead_endpoint_is_asked_again(engine: PartsEngine, llm: FakeOpenAI) -> None:
     llm.fail(Fault(status=503), Fault(hang_up=True), Fault(body=b'{"choices": []}'))
     llm.say(reply("newer"))
     await suspect(engine)
@@ -365,7 +367,7 @@ HOSTILE = (
 )
 
 
-async def test_hostile_content_stays_inside_its_data(engine: Engine, llm: FakeOpenAI) -> None:
+async def test_hostile_content_stays_inside_its_data(engine: PartsEngine, llm: FakeOpenAI) -> None:
     llm.say(reply("both", 'line one\nline two \x1b[31m \u202e "'))
     await create(engine)
     await observe(engine, OLD)
@@ -381,7 +383,7 @@ async def test_hostile_content_stays_inside_its_data(engine: Engine, llm: FakeOp
     assert done.note == 'fake-llm: line one line two \\x1b[31m \\u202e "'
 
 
-async def test_two_memories_never_share_a_question(engine: Engine, llm: FakeOpenAI) -> None:
+async def test_two_memories_never_share_a_question(engine: PartsEngine, llm: FakeOpenAI) -> None:
     llm.complete = lambda body: reply("both")
     cities = {"m0": ("Munich", "Berlin"), "m1": ("Lisbon", "Porto"), "m2": ("Oslo", "Bergen")}
     for name in cities:

@@ -69,7 +69,7 @@ async def test_deletion_completes_after_its_caller_leaves(tmp_path: Path) -> Non
         release()
 
         async def left() -> bool:
-            return len(parts.engine._registry) == 0
+            return len(parts.actors) == 0
 
         await until(left)
 
@@ -87,7 +87,7 @@ async def test_memory_deleted_during_activation_stays_deleted(tmp_path: Path) ->
         gate.set()
         with pytest.raises(MemoryNotFound):
             await reading
-        assert len(parts.engine._registry) == 0
+        assert len(parts.actors) == 0
 
 
 async def test_deletion_ends_sessions_and_waiting_recalls(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ async def test_deletion_ends_a_watch_that_is_behind(tmp_path: Path) -> None:
         await create(parts.engine, "joy")
         record = await parts.engine.memories.get(NAMESPACE, "joy")
         await parts.engine.memories.delete(NAMESPACE, "joy")
-        async with contextlib.aclosing(parts.engine._watchers.watch(record, record.uid, 0, 0)) as steps:
+        async with contextlib.aclosing(parts.engine.watchers.watch(record, record.uid, 0, 0)) as steps:
             with pytest.raises(MemoryNotFound):
                 await anext(steps)
 
@@ -118,7 +118,7 @@ async def test_deletion_ends_a_watch_that_is_behind(tmp_path: Path) -> None:
 async def test_deletion_ends_an_idle_watch_at_once(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
-        parts.engine._watchers.quiet_s = 3_600.0
+        parts.engine.watchers.quiet_s = 3_600.0
         record = await parts.engine.memories.get(NAMESPACE, "joy")
         async with contextlib.aclosing(parts.engine.watch(NAMESPACE, "joy", "", record.revision, 0)) as steps:
             assert (await anext(steps))[3] == (), "the mark at the start"

@@ -13,7 +13,6 @@ from memstream_server.app.models import Models
 from memstream_server.core.events import EventType
 from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import Fragment, FragmentKind, MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.operations import runner
 from memstream_server.engine.requests import AckLevel
 from memstream_server.engine.runtime.embedding_spaces import Embedding
@@ -21,6 +20,7 @@ from memstream_server.ports.index import IndexUnavailable
 from memstream_server.ports.models import Account
 from memstream_server.ports.operations import OperationState
 from tests.engine.assembled import NAMESPACE, assembled, check, events_of, hasty
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.test_fragments import TEA, create, live, observe
 from tests.support.faulty_journal import Fault
 from tests.support.memory_index import MemoryIndex
@@ -32,12 +32,12 @@ __all__ = ["hasty"]  # a fixture
 RIPE = with_value(DEFAULT, "short_term.enhance_threshold", 1)
 
 
-async def erased(engine: Engine, *ids: str) -> OperationState:
+async def erased(engine: PartsEngine, *ids: str) -> OperationState:
     operation = await engine.erasing.start(NAMESPACE, "joy", ids)
     return (await engine.operations.wait_for_end(operation.id)).state
 
 
-async def insights(engine: Engine) -> list[Fragment]:
+async def insights(engine: PartsEngine) -> list[Fragment]:
     return [one for one in await live(engine) if one.kind is FragmentKind.INSIGHT]
 
 
@@ -88,7 +88,7 @@ async def test_erasing_a_source_discards_its_insight_in_flight(tmp_path: Path) -
         slow.go.set()
 
         async def done() -> bool:
-            return not await parts.engine._journal.list_jobs(10)
+            return not await parts.journal.list_jobs(10)
 
         await until(done)
         assert len(slow.shown) == 1
@@ -104,14 +104,14 @@ async def test_insight_of_erased_source_is_dropped_after_space_switch(tmp_path: 
         await slow.asked.wait()
         first = (await live(parts.engine))[0]
         assert await erased(parts.engine, first.id) is OperationState.SUCCEEDED
-        embeddings = parts.engine._models.embeddings
+        embeddings = parts.engine.models.embeddings
         now = embeddings.in_force
         embeddings.in_force = Embedding(replace(now.model, name="another"), now.embedder)
-        await parts.engine._registry.move_to_space(lambda _: ())
+        await parts.actors.move_to_space(lambda _: ())
         slow.go.set()
 
         async def done() -> bool:
-            return not await parts.engine._journal.list_jobs(10)
+            return not await parts.journal.list_jobs(10)
 
         await until(done)
         assert len(slow.shown) == 1
@@ -126,7 +126,7 @@ async def test_erasure_waits_for_unstored_observations(tmp_path: Path) -> None:
         record = await parts.engine.memories.get(NAMESPACE, "joy")
 
         async def received() -> list[str]:
-            image = await parts.engine._journal.load_memory(record.uid, "", 0)
+            image = await parts.journal.load_memory(record.uid, "", 0)
             return [one.id for receipt in image.pending for one in receipt.fragments]
 
         (waiting,) = await until(received)
@@ -144,7 +144,7 @@ async def test_cancel_ends_erasure_that_waits_for_unstored(tmp_path: Path) -> No
         release = parts.journal.hold("commit")
         await observe(parts.engine, TEA, level=AckLevel.RECEIVED)
         record = await parts.engine.memories.get(NAMESPACE, "joy")
-        image = await parts.engine._journal.load_memory(record.uid, "", 0)
+        image = await parts.journal.load_memory(record.uid, "", 0)
         (waiting,) = [one.id for receipt in image.pending for one in receipt.fragments]
         operation = await parts.engine.erasing.start(NAMESPACE, "joy", [waiting])
         await cancelled(parts.engine, operation.id)
@@ -163,7 +163,7 @@ async def test_cancel_ends_erasure_while_the_index_is_down(tmp_path: Path, monke
         await cancelled(parts.engine, operation.id)
 
 
-async def cancelled(engine: Engine, id: str) -> None:
+async def cancelled(engine: PartsEngine, id: str) -> None:
     """A running operation ends even if the thing that it waits for never comes."""
 
     async def at_work() -> bool:

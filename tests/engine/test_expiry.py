@@ -10,13 +10,13 @@ import pytest
 from memstream_server.core.events import EventType, Reason
 from memstream_server.core.filters import Filter
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EtagMismatch, FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.operations.transfer.export_memory import Wanted
 from memstream_server.engine.requests import Query, fragment_etag
 from memstream_server.engine.runtime.clock import Clock
 from tests.engine.conftest import open_engine
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import SettableClock, observation
 from tests.engine.test_by_request import NAME, create, listed, tell, told
 
@@ -32,13 +32,13 @@ def clock() -> SettableClock:
 
 
 @pytest.fixture
-async def engine(tmp_path: Path, clock: SettableClock) -> AsyncIterator[Engine]:
+async def engine(tmp_path: Path, clock: SettableClock) -> AsyncIterator[PartsEngine]:
     """Maintenance runs only on demand."""
     async with open_engine(tmp_path / "data", clock=Clock(now_us=clock.now_us), maintenance_interval_s=OFF_S) as opened:
         yield opened
 
 
-async def exported(engine: Engine) -> str:
+async def exported(engine: PartsEngine) -> str:
     parts = [part.lines async for part in engine.transfers.export(Wanted(*NAME, vectors=False))]
     return b"".join(parts).decode()
 
@@ -46,7 +46,7 @@ async def exported(engine: Engine) -> str:
 @pytest.mark.parametrize("own", [True, False], ids=["own", "policy"])
 @pytest.mark.parametrize("maintained", [False, True], ids=["before", "after"])
 async def test_no_read_finds_expired_fragments(
-    engine: Engine, clock: SettableClock, own: bool, maintained: bool
+    engine: PartsEngine, clock: SettableClock, own: bool, maintained: bool
 ) -> None:
     await create(engine, MemoryKind.HYBRID, **{} if own else POLICY_TTL)
     keep = {} if own else {"ttl_us": 9_000 * SECOND_US}
@@ -81,7 +81,7 @@ async def test_no_read_finds_expired_fragments(
     assert forgotten == {(gone, Reason.EXPIRED), (kept, Reason.REQUESTED)}
 
 
-async def test_pinned_fragments_do_not_expire(engine: Engine, clock: SettableClock) -> None:
+async def test_pinned_fragments_do_not_expire(engine: PartsEngine, clock: SettableClock) -> None:
     await create(engine, MemoryKind.HYBRID)
     (pinned,) = await tell(engine, "the heron by the canal", ttl_us=SECOND_US)
     await engine.fragments.update(*NAME, FragmentChange(id=pinned, pinned=True))
@@ -95,7 +95,7 @@ async def test_pinned_fragments_do_not_expire(engine: Engine, clock: SettableClo
 @pytest.mark.parametrize("put", [True, False], ids=["put", "observe"])
 @pytest.mark.parametrize("maintained", [False, True], ids=["before", "after"])
 async def test_key_of_expired_fragment_is_free(
-    engine: Engine, clock: SettableClock, put: bool, maintained: bool
+    engine: PartsEngine, clock: SettableClock, put: bool, maintained: bool
 ) -> None:
     await create(engine, MemoryKind.HYBRID, **POLICY_TTL)
     (gone,) = await tell(engine, "the heron by the canal", external_id="k")
@@ -117,7 +117,7 @@ async def test_key_of_expired_fragment_is_free(
 
 
 @pytest.mark.parametrize("kind", [MemoryKind.HYBRID, MemoryKind.LONG_TERM])
-async def test_repeat_of_expired_fragment_is_kept(engine: Engine, clock: SettableClock, kind: MemoryKind) -> None:
+async def test_repeat_of_expired_fragment_is_kept(engine: PartsEngine, clock: SettableClock, kind: MemoryKind) -> None:
     await create(engine, kind)
     (first,) = await tell(engine, "the heron by the canal", ttl_us=60 * SECOND_US)
     clock.offset_us += 30 * SECOND_US

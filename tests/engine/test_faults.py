@@ -21,7 +21,6 @@ from memstream_server.app.models import Models
 from memstream_server.core.filters import Listing
 from memstream_server.core.policy import DBGPT, DEFAULT, Overflow, Policy, with_value
 from memstream_server.core.values import Fragment, MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.memory import actor
@@ -30,6 +29,7 @@ from memstream_server.ports.index import IndexLost, IndexUnavailable
 from memstream_server.ports.journal.errors import OutcomeUnknown
 from memstream_server.ports.models import ModelError, ModelRefused, ModelUnavailable
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, check_index, gone, hasty, passing
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
 from tests.support.faulty_journal import COMPARING, READS, WRITES, Fault
 from tests.support.memory_index import MemoryIndex
@@ -80,7 +80,7 @@ async def insist(call: Callable[[], Awaitable[T]]) -> T:
     raise AssertionError(f"still refused after {TRIES_MAX} tries")
 
 
-async def say(engine: Engine, memory: str, producer: str, items: list[Item]) -> None:
+async def say(engine: PartsEngine, memory: str, producer: str, items: list[Item]) -> None:
     """A correct client: many batches in flight; after an error it opens again and continues from `opened`. Each time it
     requests all rejections and outcomes, and gets them for every stored number.
     """
@@ -107,14 +107,14 @@ async def say(engine: Engine, memory: str, producer: str, items: list[Item]) -> 
     await insist(once)
 
 
-async def remove(engine: Engine, name: str) -> None:
+async def remove(engine: PartsEngine, name: str) -> None:
     try:
         await insist(lambda: engine.memories.delete(NAMESPACE, name))
     except MemoryNotFound:
         return  # an earlier attempt with an unknown outcome deleted it
 
 
-async def scripted_session(engine: Engine, run: str) -> None:
+async def scripted_session(engine: PartsEngine, run: str) -> None:
     """Two memories, two producers, a change of policy, a recall with reinforcement, a deletion."""
     one, two, three = f"one-{run}", f"two-{run}", f"three-{run}"
     for name, kind in ((one, MemoryKind.HYBRID), (two, MemoryKind.LONG_TERM), (three, MemoryKind.HYBRID)):
@@ -131,7 +131,7 @@ async def scripted_session(engine: Engine, run: str) -> None:
     await say(engine, two, "left", [*SECOND, *FIRST])
 
 
-async def create(engine: Engine, name: str, kind: MemoryKind, policy: Policy) -> None:
+async def create(engine: PartsEngine, name: str, kind: MemoryKind, policy: Policy) -> None:
     await engine.memories.create(NewMemory(NAMESPACE, name, kind, policy, exist_ok=True))
 
 
@@ -173,7 +173,7 @@ async def test_no_failing_write_loses_or_doubles_anything(tmp_path: Path, fault:
             await verify(parts, run)
 
 
-async def read_everything(engine: Engine, name: str) -> None:
+async def read_everything(engine: PartsEngine, name: str) -> None:
     """The other reads of the rpcs, each repeated until it is answered."""
 
     async def watched() -> None:
@@ -191,7 +191,7 @@ async def read_everything(engine: Engine, name: str) -> None:
     await read_receipts(engine, name)
 
 
-async def read_the_past(engine: Engine, name: str, fragment: Fragment) -> None:
+async def read_the_past(engine: PartsEngine, name: str, fragment: Fragment) -> None:
     """The history of a fragment after a change of its importance, and the memory before it."""
     change = FragmentChange(id=fragment.id, importance=fragment.importance / 2)
     _, revision = await insist(lambda: engine.fragments.update(NAMESPACE, name, change))
@@ -204,7 +204,7 @@ async def read_the_past(engine: Engine, name: str, fragment: Fragment) -> None:
     assert (await insist(lambda: engine.recall(NAMESPACE, name, Query(text="otter", as_of=at)))).as_of_revision
 
 
-async def read_receipts(engine: Engine, name: str) -> None:
+async def read_receipts(engine: PartsEngine, name: str) -> None:
     query = Query(text="otter", receipt=b"otter", reinforce=False)
     receipt = (await insist(lambda: engine.recall(NAMESPACE, name, query))).receipt_id
     page, _, _ = await insist(lambda: engine.recall_receipts.list_page(NAMESPACE, name, None, 1))
@@ -215,7 +215,7 @@ async def read_receipts(engine: Engine, name: str) -> None:
 
 async def nothing_waits(parts: Assembled) -> bool:
     """Reads the journal directly."""
-    return bool(await parts.journal._journal.outbox_size() == 0)
+    return bool(await parts.stored.outbox_size() == 0)
 
 
 async def test_no_failing_read_loses_or_doubles_anything(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ class FailingEmbedder(ScriptedEmbedder):
         return await super().embed(texts)
 
 
-async def talk(engine: Engine, name: str, policy: Policy) -> None:
+async def talk(engine: PartsEngine, name: str, policy: Policy) -> None:
     await create(engine, name, MemoryKind.HYBRID, policy)
     await say(engine, name, "left", FIRST)
     await insist(lambda: engine.recall(NAMESPACE, name, Query(text="what does the otter eat?", limit=4)))
@@ -305,7 +305,7 @@ async def test_no_failing_embedder_call_loses_anything(tmp_path: Path, profile: 
         assert number > 3
 
 
-async def all_have_vectors(engine: Engine, name: str) -> bool:
+async def all_have_vectors(engine: PartsEngine, name: str) -> bool:
     return all(row.vector is not None for row in (await check(engine, name)).rows)
 
 
@@ -329,7 +329,7 @@ class NthInsights(Nth, ScriptedInsights):
     """An LLM for insights."""
 
 
-async def kept(engine: Engine, name: str) -> list[tuple[str, str, float]]:
+async def kept(engine: PartsEngine, name: str) -> list[tuple[str, str, float]]:
     rows = (await check(engine, name)).rows
     return sorted((row.fragment.kind.value, row.fragment.content, row.fragment.importance) for row in rows)
 
@@ -358,7 +358,7 @@ async def test_no_failing_llm_call_loses_or_doubles_anything(tmp_path: Path) -> 
 
 async def no_jobs(parts: Assembled) -> bool:
     """Reads the journal directly."""
-    return not await parts.journal._journal.list_jobs(1)
+    return not await parts.stored.list_jobs(1)
 
 
 # ---- the index

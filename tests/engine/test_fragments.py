@@ -18,7 +18,6 @@ from memstream_server.core.policy import DEFAULT, Overflow, Policy, with_value
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.engine.background import jobs
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.memory.build_commit import pack_vector
@@ -26,6 +25,7 @@ from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, 
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.index import IndexUnavailable, Point
 from tests.engine.assembled import NAMESPACE, assembled, check, check_index, events_of, hasty
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import SettableClock, observation
 from tests.support.memory_index import MemoryIndex
 from tests.support.scripted_models import VECTOR_BYTES, ScriptedEmbedder, ScriptedInsights
@@ -38,18 +38,18 @@ pytestmark = pytest.mark.usefixtures("hasty")
 TEA = "Bob likes tea more than anything"
 
 
-async def create(engine: Engine, policy: Policy = DEFAULT, kind: MemoryKind = MemoryKind.HYBRID) -> str:
+async def create(engine: PartsEngine, policy: Policy = DEFAULT, kind: MemoryKind = MemoryKind.HYBRID) -> str:
     record, _ = await engine.memories.create(NewMemory(NAMESPACE, "joy", kind, policy))
     return record.uid
 
 
-async def observe(engine: Engine, *items: str | NewObservation, level: AckLevel = AckLevel.STORED) -> list[str]:
+async def observe(engine: PartsEngine, *items: str | NewObservation, level: AckLevel = AckLevel.STORED) -> list[str]:
     new = [observation(item) if isinstance(item, str) else item for item in items]
     done = await engine.observe_batch(NAMESPACE, "joy", "", 1, new, level)
     return [outcome.fragment for outcome in done.outcomes]
 
 
-async def live(engine: Engine) -> list[Fragment]:
+async def live(engine: PartsEngine) -> list[Fragment]:
     return (await engine.fragments.list_page(NAMESPACE, "joy", Listing(), -1, 1_000))[0]
 
 
@@ -158,9 +158,9 @@ async def test_offers_of_imported_memory_use_its_own_vectors(tmp_path: Path) -> 
         other = one.but(content="badgers dig at night")
         found = []
         for name, fragment in (("joy", one), ("copy", other)):
-            async with parts.engine._registry.use(NAMESPACE, name) as actor:
+            async with parts.actors.use(NAMESPACE, name) as actor:
                 space = actor.working.embedding
-                found += await parts.engine._reinforcement._content_vectors(actor, [fragment], space)
+                found += await parts.engine.reinforcement._content_vectors(actor, [fragment], space)
                 (expected,) = await space.embedder.embed([fragment.content])
                 np.testing.assert_array_equal(found[-1], expected)
 
@@ -189,7 +189,7 @@ async def test_more_jobs_than_one_page_are_all_done(tmp_path: Path, monkeypatch:
             await observe(parts.engine, f"{subject} were seen by the river", f"{subject} were seen by the river today")
 
         async def done() -> bool:
-            return not await parts.engine._journal.list_jobs(100)
+            return not await parts.journal.list_jobs(100)
 
         await until(done)
         assert sum(one.kind == "insight" for one in await live(parts.engine)) >= 5
@@ -202,9 +202,9 @@ async def test_jobs_of_a_deleted_memory_are_deleted(tmp_path: Path) -> None:
     async with assembled(tmp_path, models=Models(ScriptedEmbedder(), insights=insights)) as parts:
         await create(parts.engine, with_value(DEFAULT, "short_term.enhance_threshold", 1))
         await observe(parts.engine, TEA, f"{TEA} today")
-        assert [job.type for job in await parts.engine._journal.list_jobs(10)] == ["insight"]
+        assert [job.type for job in await parts.journal.list_jobs(10)] == ["insight"]
         await parts.engine.memories.delete(NAMESPACE, "joy")
-        assert await parts.engine._journal.list_jobs(10) == []
+        assert await parts.journal.list_jobs(10) == []
         calls = insights.calls
         await asyncio.sleep(0.1)
         assert insights.calls <= calls + 1
@@ -232,7 +232,7 @@ async def test_memory_that_outgrows_ram_finds_unindexed_fragments(tmp_path: Path
         await create(parts.engine)
         for text in texts:
             await observe(parts.engine, text)
-        async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
+        async with parts.actors.use(NAMESPACE, "joy") as actor:
             assert actor.working.dense is None
         for text in texts:
             query = Query(text=text, reinforce=False, limit=1)
@@ -253,7 +253,7 @@ async def test_fragment_forgotten_without_vector_gets_it_for_restore(tmp_path: P
         embedder.heal()
 
         async def done() -> bool:
-            return not await parts.engine._journal.list_jobs(10)
+            return not await parts.journal.list_jobs(10)
 
         await until(done)
         await parts.engine.fragments.restore(NAMESPACE, "joy", [id_])
@@ -283,7 +283,7 @@ async def test_changed_fragment_is_found_before_it_is_reindexed(tmp_path: Path) 
         await check_index(parts, "joy")
         index.down = True
         await parts.engine.fragments.update(NAMESPACE, "joy", FragmentChange(id_, content="badgers dig at night"))
-        async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
+        async with parts.actors.use(NAMESPACE, "joy") as actor:
 
             async def let_go() -> bool:
                 return not actor.working.fresh.keys() & set(others)
@@ -304,8 +304,8 @@ async def test_reindexed_fragment_is_found_before_the_index_shows_it(tmp_path: P
     async with assembled(tmp_path, clock=clock, dense_bytes_max=0, index_overlay_s=overlay_s, lease_s=600.0) as parts:
         await create(parts.engine, kind=MemoryKind.LONG_TERM)
         id_, *others = await observe(parts.engine, *(f"{animal} at the river" for animal in ("otters", "herons")))
-        async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
-            overlays = parts.engine._indexer.overlays
+        async with parts.actors.use(NAMESPACE, "joy") as actor:
+            overlays = parts.engine.indexer.overlays
 
             async def flushed(*ids: str) -> None:
                 """Wait until the overlay's time of these has started: shortly after the outbox is empty."""
@@ -395,11 +395,11 @@ async def test_late_vector_does_not_undo_a_change(tmp_path: Path) -> None:
         embedder.gate.set()
 
         async def done() -> bool:
-            return not await parts.engine._journal.list_jobs(10)
+            return not await parts.journal.list_jobs(10)
 
         await until(done)
         (found,) = await live(parts.engine)
         assert found.content == "badgers dig at night"
         (vector,) = await embedder.embed([indexed_text(found)])
-        assert await parts.engine._journal.get_vectors(uid, found.model, [id_]) == {id_: pack_vector(vector)}
+        assert await parts.journal.get_vectors(uid, found.model, [id_]) == {id_: pack_vector(vector)}
         await check(parts.engine, "joy")

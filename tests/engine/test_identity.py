@@ -14,10 +14,10 @@ from memstream_server.core.policy import DBGPT
 from memstream_server.core.ranking import Stage
 from memstream_server.core.replay_events import fold_all, place_of
 from memstream_server.core.values import FragmentKind, MemoryKind, Tier
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, AsOf, NewMemory, Query
 from tests.engine.conftest import open_engine
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
 from tests.engine.test_by_request import NAME, create, listed, tell, told
 
@@ -25,7 +25,7 @@ KEY = "the key is under the mat"
 ALL = tuple(EventType)
 
 
-async def tell_among_talk(engine: Engine, times: int, session: str = "s") -> list[str]:
+async def tell_among_talk(engine: PartsEngine, times: int, session: str = "s") -> list[str]:
     """Send the sentence repeatedly, each time followed by more observations than short-term holds."""
     ids = []
     for number in range(times):
@@ -34,7 +34,7 @@ async def tell_among_talk(engine: Engine, times: int, session: str = "s") -> lis
     return ids
 
 
-async def check_fold(engine: Engine) -> None:
+async def check_fold(engine: PartsEngine) -> None:
     """The events of every fragment equal its listing."""
     there = [*await listed(engine), *await listed(engine, forgotten=True)]
     events = [event for event in await told(engine, *ALL) if event.fragment]
@@ -60,7 +60,7 @@ async def test_thirty_repeats_make_one_fragment(tmp_path: Path) -> None:
         await check_fold(engine)
 
 
-async def test_one_batch_repeats_its_own_fragments(engine: Engine) -> None:
+async def test_one_batch_repeats_its_own_fragments(engine: PartsEngine) -> None:
     await create(engine, MemoryKind.HYBRID)
     texts = [KEY, *(f"line {n} of talk" for n in range(11)), KEY, *(f"more {n} of talk" for n in range(11)), KEY]
     ids = await tell(engine, *texts, session="s")
@@ -69,17 +69,17 @@ async def test_one_batch_repeats_its_own_fragments(engine: Engine) -> None:
     await check_fold(engine)
 
 
-async def test_repeat_refreshes_the_last_access(engine: Engine) -> None:
+async def test_repeat_refreshes_the_last_access(engine: PartsEngine) -> None:
     await create(engine, MemoryKind.LONG_TERM)
     (first,) = await tell(engine, KEY)
     before, _, _ = await engine.fragments.get(*NAME, id=first)
     await tell(engine, KEY)
-    await engine._reinforcement._write_accesses()  # the background task does it every few seconds
+    await engine.write_accesses()  # the background task does it every few seconds
     after, _, _ = await engine.fragments.get(*NAME, id=first)
     assert after.access_time_us > before.access_time_us
 
 
-async def test_repeats_follow_update_forget_and_erase(engine: Engine) -> None:
+async def test_repeats_follow_update_forget_and_erase(engine: PartsEngine) -> None:
     await create(engine, MemoryKind.LONG_TERM)
     (first,) = await tell(engine, KEY)
     await engine.fragments.update(*NAME, FragmentChange(id=first, metadata=(("room", "hall"),)))
@@ -115,7 +115,7 @@ async def test_repeats_follow_update_forget_and_erase(engine: Engine) -> None:
     ],
     ids=str,
 )
-async def test_filter_applies_to_working_memory(engine: Engine, chosen: Filter) -> None:
+async def test_filter_applies_to_working_memory(engine: PartsEngine, chosen: Filter) -> None:
     await create(engine, MemoryKind.HYBRID)
     alice = {"session": "a", "speaker": "alice", "observe_time_us": 1_000_000, "importance": 0.2}
     bob = {"session": "b", "speaker": "bob", "observe_time_us": 3_000_000, "importance": 0.9}
@@ -132,7 +132,7 @@ async def test_filter_applies_to_working_memory(engine: Engine, chosen: Filter) 
     assert answer.tokens == sum(-(-len(found.fragment.content) // 4) for found in answer.recollections)
 
 
-async def test_sessions_fold_by_default(engine: Engine) -> None:
+async def test_sessions_fold_by_default(engine: PartsEngine) -> None:
     await create(engine, MemoryKind.HYBRID)
     ids = [id_ for n in range(30) for id_ in await tell(engine, KEY, session=f"s{n}")]
     await tell(engine, *(f"the key number {n} is lost" for n in range(20)), session="other")
@@ -150,7 +150,7 @@ async def test_sessions_fold_by_default(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("fold", [None, True])
-async def test_dbgpt_folds_on_request_alone(engine: Engine, fold: bool | None) -> None:
+async def test_dbgpt_folds_on_request_alone(engine: PartsEngine, fold: bool | None) -> None:
     await engine.memories.create(NewMemory(*NAME, MemoryKind.HYBRID, DBGPT))
     items = [observation(KEY, session=f"s{n}", external_id=f"k{n}") for n in range(8)]
     await engine.observe_batch(*NAME, "", 1, items, AckLevel.STORED)
@@ -219,14 +219,14 @@ async def test_what_was_said_last_is_last(tmp_path: Path) -> None:
         assert again.working_ids == now.working_ids
 
 
-async def test_one_batch_keeps_what_was_said_last(engine: Engine) -> None:
+async def test_one_batch_keeps_what_was_said_last(engine: PartsEngine) -> None:
     await create(engine, MemoryKind.HYBRID)
     await tell(engine, "tea is best", "coffee is best", "tea is best")
     first, last = sorted(await listed(engine), key=lambda one: one.last_observed)
     assert [first.content, last.content] == ["coffee is best", "tea is best"]
 
 
-async def test_old_observation_sent_again_is_not_last(engine: Engine) -> None:
+async def test_old_observation_sent_again_is_not_last(engine: PartsEngine) -> None:
     await create(engine, MemoryKind.HYBRID)
     for text, time_us in (("tea is best", 1_000), ("coffee is best", 2_000), ("tea is best", 1_000)):
         await engine.observe_batch(*NAME, "", 1, [observation(text, observe_time_us=time_us)], AckLevel.STORED)

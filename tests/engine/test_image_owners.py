@@ -26,9 +26,9 @@ async def test_images_of_other_owners_or_of_nobody_are_dropped(tmp_path: Path) -
             await engine.observe_batch(NAMESPACE, name, "", 1, [observation("Bob likes tea")], AckLevel.STORED)
             await leave_ram(engine, name)
             uids[name] = (await engine.memories.get(NAMESPACE, name)).uid
-        await engine._journal.own_memory(uids["joan"])  # as another process does
-        await engine._journal.delete_memory(uids["jim"])
-        await engine._drop_outdated_images()
+        await engine.journal.own_memory(uids["joan"])  # as another process does
+        await engine.journal.delete_memory(uids["jim"])
+        await engine.drop_outdated_images()
     assert [file.name.partition(".")[0] for file in files(tmp_path)] == [uids["joy"]]
 
 
@@ -39,7 +39,7 @@ async def test_an_image_from_before_another_owner_is_not_used(tmp_path: Path) ->
         await leave_ram(parts.engine)
         await check_same(parts.engine)
         for _ in range(2):
-            await parts.engine._journal.own_memory((await parts.engine.memories.get(NAMESPACE, "joy")).uid)
+            await parts.journal.own_memory((await parts.engine.memories.get(NAMESPACE, "joy")).uid)
         with pytest.raises(AssertionError):
             await check_same(parts.engine)
     assert files(tmp_path) == []

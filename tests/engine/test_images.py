@@ -25,7 +25,6 @@ from memstream_server.core.arrays import BLOCK
 from memstream_server.core.filters import Filter
 from memstream_server.core.policy import DBGPT, DEFAULT, with_value
 from memstream_server.core.values import Held, MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.memory import image_changes
@@ -39,6 +38,7 @@ from memstream_server.engine.runtime.embedding_spaces import Candidate
 from memstream_server.ports.images import NO_IMAGES
 from memstream_server.ports.operations import OperationState
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, hasty
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import SettableClock, observation
 from tests.engine.test_fragments import observe
 from tests.engine.test_past import POLICIES, SMALL, STEP_US, WORDS, Walk, listed
@@ -87,10 +87,10 @@ def reads(parts: Assembled) -> dict[str, float]:
     return {one.labels["outcome"]: one.value for one in family.samples if one.name.endswith("_total") and one.value}
 
 
-async def read_vector(engine: Engine, id_: str) -> bytes:
+async def read_vector(engine: PartsEngine, id_: str) -> bytes:
     """The fragment's vector, which the journal computes."""
     uid = (await engine.memories.get(NAMESPACE, "joy")).uid
-    return (await engine._journal.get_vectors(uid, "hashing-1", [id_]))[id_]
+    return (await engine.journal.get_vectors(uid, "hashing-1", [id_]))[id_]
 
 
 def needles_of(id_: str, vector: bytes, terms: bytes) -> dict[str, bytes]:
@@ -99,15 +99,15 @@ def needles_of(id_: str, vector: bytes, terms: bytes) -> dict[str, bytes]:
     return words | {"id": id_.encode(), "vector": vector, "term": terms[:8]}
 
 
-async def leave_ram(engine: Engine, name: str = "joy") -> None:
+async def leave_ram(engine: PartsEngine, name: str = "joy") -> None:
     """Evict the memory, and wait until its accesses and its image are written."""
     await engine.wait_for_reinforcement()
-    await engine._reinforcement._write_accesses()
-    actor = engine._registry.peek((await engine.memories.get(NAMESPACE, name)).uid)
+    await engine.write_accesses()
+    actor = engine.actors.peek((await engine.memories.get(NAMESPACE, name)).uid)
     assert actor is not None
     await until_idle(actor)
-    engine._registry._evict_actor(actor)
-    await asyncio.gather(*engine._registry._background)
+    engine.actors._evict_actor(actor)
+    await asyncio.gather(*engine.actors._background)
 
 
 async def until_idle(actor: Actor) -> None:
@@ -117,27 +117,29 @@ async def until_idle(actor: Actor) -> None:
     await until(idle)
 
 
-async def until_done(engine: Engine, operation: str) -> None:
+async def until_done(engine: PartsEngine, operation: str) -> None:
     assert (await engine.operations.wait_for_end(operation)).state is OperationState.SUCCEEDED
 
 
-async def load_both(engine: Engine, name: str = "joy", revision: int | None = None) -> tuple[WorkingSet, WorkingSet]:
+async def load_both(
+    engine: PartsEngine, name: str = "joy", revision: int | None = None
+) -> tuple[WorkingSet, WorkingSet]:
     """The memory loaded from its image, which must be there and of that revision (None: the present one), and from its
     rows.
     """
-    record, embedding = await engine.memories.get(NAMESPACE, name), engine._models.embeddings.in_force
+    record, embedding = await engine.memories.get(NAMESPACE, name), engine.models.embeddings.in_force
     made: list[WorkingSet] = []
-    for images in (engine._storage.images, NO_IMAGES):
-        working = WorkingSet(embedding, 1_000_000, engine._models.analyzer, images)
-        working.finish_load(await engine._journal.load_memory(record.uid, embedding.name, 1_000_000, working))
+    for images in (engine.storage.images, NO_IMAGES):
+        working = WorkingSet(embedding, 1_000_000, engine.models.analyzer, images)
+        working.finish_load(await engine.journal.load_memory(record.uid, embedding.name, 1_000_000, working))
         made.append(working)
     assert [each.image_revision for each in made] == [record.revision if revision is None else revision, -1]
     return made[0], made[1]
 
 
-async def ask(engine: Engine, working: WorkingSet, query: Query) -> str:
+async def ask(engine: PartsEngine, working: WorkingSet, query: Query) -> str:
     """The whole answer; the text of a float tells all its bits."""
-    answer = await engine._recaller.recall(PastMemory(working, NOW_US, {}), query)
+    answer = await engine.recaller.recall(PastMemory(working, NOW_US, {}), query)
     return repr(replace(answer, timings_s={}))
 
 
@@ -145,7 +147,7 @@ def values_of(held: Held) -> tuple[object, ...]:
     return held.fragment, held.enhancements, None if held.vector is None else held.vector.tobytes()
 
 
-async def check_same(engine: Engine, name: str = "joy", revision: int | None = None) -> None:
+async def check_same(engine: PartsEngine, name: str = "joy", revision: int | None = None) -> None:
     """Both ways to activate the memory lead to the same search structures and the same answers."""
     image, rows = await load_both(engine, name, revision)
     for query in QUERIES:
@@ -215,11 +217,11 @@ class Unedited(Walk):
         await self.engine.wait_for_reinforcement()
 
 
-async def check_loads(engine: Engine) -> bool:
+async def check_loads(engine: PartsEngine) -> bool:
     """Whether an image was used. The load equals one from rows in any case."""
-    record, embedding = await engine.memories.get(NAMESPACE, "joy"), engine._models.embeddings.in_force
-    working = WorkingSet(embedding, 1_000_000, engine._models.analyzer, engine._storage.images)
-    working.finish_load(await engine._journal.load_memory(record.uid, embedding.name, 1_000_000, working))
+    record, embedding = await engine.memories.get(NAMESPACE, "joy"), engine.models.embeddings.in_force
+    working = WorkingSet(embedding, 1_000_000, engine.models.analyzer, engine.storage.images)
+    working.finish_load(await engine.journal.load_memory(record.uid, embedding.name, 1_000_000, working))
     if working.image_revision < 0:
         return False
     await check_same(engine, revision=working.image_revision)
@@ -248,13 +250,13 @@ async def test_later_rows_on_top_of_an_image_answer_the_same(
                 await walks[round_ % 3 > 0].step()
                 clock.offset_us += 1_000_000
                 await until_all_idle(engine)
-                await engine._reinforcement._write_accesses()
+                await engine.write_accesses()
                 used += await check_loads(engine)
     assert used > (0 if kind == "merging" else 4)  # merged contents end images
 
 
-async def until_all_idle(engine: Engine) -> None:
-    for actor in engine._registry.list_actors():
+async def until_all_idle(engine: PartsEngine) -> None:
+    for actor in engine.actors.list_actors():
         await until_idle(actor)
 
 
@@ -293,13 +295,13 @@ async def test_an_image_that_does_not_fit_the_log_is_removed(
         if way == "too many":
             monkeypatch.setattr(image_changes, "CHANGED_MIN", 0)
         elif way == "pruned log":
-            await engine._journal.prune_events(record.uid, NOW_US * 2, revision)
+            await engine.journal.prune_events(record.uid, NOW_US * 2, revision)
         else:
             statement = "UPDATE events SET time_us = time_us - 1 WHERE (key & 4294967295) = CAST(? AS bigint)"
             change_rows(tmp_path, statement, revision)
         with pytest.raises(AssertionError):
             await check_same(engine, revision=revision)
-        await engine._storage.images.remove("nobody")
+        await engine.storage.images.remove("nobody")
     async with opened(tmp_path) as parts:
         await check_same(parts.engine)
 
@@ -382,7 +384,7 @@ async def test_image_with_int8_copies_answers_the_same(tmp_path: Path, monkeypat
             await leave_ram(parts.engine)
             assert await answers() == expected
             assert reads(parts)["hit"] == round_
-            async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
+            async with parts.actors.use(NAMESPACE, "joy") as actor:
                 assert actor.working.dense is not None
                 assert actor.working.dense.quantized >= 8
                 assert actor.working.image_revision > 0
@@ -450,10 +452,10 @@ async def test_an_activation_waits_for_the_image(tmp_path: Path, monkeypatch: py
         await parts.engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
         await observe(parts.engine, observation("Bob likes tea"))
         before = reads(parts)
-        actor = parts.engine._registry.peek((await parts.engine.memories.get(NAMESPACE, "joy")).uid)
+        actor = parts.actors.peek((await parts.engine.memories.get(NAMESPACE, "joy")).uid)
         assert actor is not None
         await until_idle(actor)
-        parts.engine._registry._evict_actor(actor)
+        parts.actors._evict_actor(actor)
         await parts.engine.recall(NAMESPACE, "joy", Query("tea"))
         assert reads(parts) == {**before, "hit": 1}
 

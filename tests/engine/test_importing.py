@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import JournalUnavailable
 from memstream_server.engine.operations import runner
 from memstream_server.engine.operations.progress import Progress
@@ -16,6 +15,7 @@ from memstream_server.engine.operations.transfer.import_memory import BATCH, Tar
 from memstream_server.engine.operations.transfer.upload import Upload
 from memstream_server.ports.operations import Operation, OperationState
 from tests.engine.assembled import NAMESPACE, assembled, check, hasty
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.test_fragments import live
 from tests.support.faulty_journal import Fault
 from tests.support.waiting import until
@@ -24,7 +24,7 @@ from tests.transfer.exports import HEADER, ended, fragment, memory
 __all__ = ["hasty"]  # a fixture
 
 
-def taken(engine: Engine, fragments: int) -> Upload:
+def taken(engine: PartsEngine, fragments: int) -> Upload:
     """An import of a memory "joy" that was uploaded completely."""
     intake = engine.transfers.imports.open_upload("")
     lines = [HEADER, memory(fragments=fragments), *(fragment(number) for number in range(1, fragments + 1))]
@@ -32,14 +32,14 @@ def taken(engine: Engine, fragments: int) -> Upload:
     return intake
 
 
-async def begun(engine: Engine, intake: Upload) -> Operation:
+async def begun(engine: PartsEngine, intake: Upload) -> Operation:
     try:
         return await engine.transfers.imports.begin_import(intake, intake.finish(), Target(NAMESPACE, ""), None)
     finally:
         intake.close()
 
 
-async def imports(engine: Engine) -> list[Operation]:
+async def imports(engine: PartsEngine) -> list[Operation]:
     return await engine.operations.list_page(NAMESPACE, "", "", 10)
 
 

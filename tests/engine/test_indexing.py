@@ -15,13 +15,13 @@ from memstream_server.adapters.journal.store import SqlJournal
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.background import indexer
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.index import Point
 from memstream_server.ports.journal.records import IndexEntry
 from tests.engine import conftest
 from tests.engine.assembled import assembled
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
 from tests.support.memory_index import MemoryIndex
 from tests.support.scripted_models import VECTOR_BYTES
@@ -35,31 +35,31 @@ TEXTS = [f"{animal} number {number} eats {food}" for number, (animal, food) in e
 
 
 @pytest.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+async def engine(tmp_path: Path) -> AsyncIterator[PartsEngine]:
     async with open_engine(tmp_path / "data") as opened:
         yield opened
 
 
-async def filled(engine: Engine, level: AckLevel = AckLevel.STORED) -> str:
+async def filled(engine: PartsEngine, level: AckLevel = AckLevel.STORED) -> str:
     record, _ = await engine.memories.create(NewMemory("test", "zoo", MemoryKind.LONG_TERM, DEFAULT, exist_ok=True))
     await engine.observe_batch("test", "zoo", "", 1, [observation(text) for text in TEXTS], level)
     return record.uid
 
 
-async def unindexed(engine: Engine) -> int:
+async def unindexed(engine: PartsEngine) -> int:
     return (await engine.memories.get_statistics("test", "zoo")).counts.unindexed
 
 
-async def indexed(engine: Engine) -> bool:
+async def indexed(engine: PartsEngine) -> bool:
     return await unindexed(engine) == 0
 
 
-async def first(engine: Engine, text: str) -> str:
+async def first(engine: PartsEngine, text: str) -> str:
     answer = await engine.recall("test", "zoo", Query(text=text, limit=1, reinforce=False))
     return answer.recollections[0].fragment.content
 
 
-async def test_indexed_level_follows_the_empty_outbox(engine: Engine) -> None:
+async def test_indexed_level_follows_the_empty_outbox(engine: PartsEngine) -> None:
     await filled(engine, AckLevel.INDEXED)
     assert await indexed(engine)
 
@@ -83,7 +83,7 @@ async def test_memory_beyond_ram_answers_the_same_from_the_index(tmp_path: Path)
             )
 
 
-async def healthy(engine: Engine) -> bool:
+async def healthy(engine: PartsEngine) -> bool:
     return engine.info().degraded == ""
 
 
@@ -98,7 +98,7 @@ async def test_fresh_fragments_beyond_ram_are_found_before_indexing(tmp_path: Pa
 async def test_lost_index_degrades_recall_to_lexical_search(tmp_path: Path) -> None:
     async with open_engine(tmp_path, dense_bytes_max=0) as engine:
         await filled(engine, AckLevel.INDEXED)
-        await engine._storage.index.close()
+        await engine.storage.index.close()
         answer = await engine.recall("test", "zoo", Query(text=TEXTS[0], limit=1, reinforce=False))
         assert answer.recollections[0].fragment.content == TEXTS[0]
         assert "vector index unavailable" in answer.degraded
@@ -107,8 +107,8 @@ async def test_lost_index_degrades_recall_to_lexical_search(tmp_path: Path) -> N
 async def test_start_repairs_missing_and_orphaned_index_rows(tmp_path: Path) -> None:
     async with open_engine(tmp_path) as engine:
         uid = await filled(engine, AckLevel.INDEXED)
-        ids = set(await engine._journal.list_indexable(uid))
-        index = engine._storage.index
+        ids = set(await engine.journal.list_indexable(uid))
+        index = engine.storage.index
         await index.delete(uid, sorted(ids)[:3])
         orphan = np.zeros(engine.dimension, np.float32)
         orphan[0] = 1.0
@@ -117,17 +117,17 @@ async def test_start_repairs_missing_and_orphaned_index_rows(tmp_path: Path) -> 
     async with open_engine(tmp_path) as engine:
 
         async def right() -> bool:
-            return await healthy(engine) and set(await engine._storage.index.list_ids(uid)) == ids
+            return await healthy(engine) and set(await engine.storage.index.list_ids(uid)) == ids
 
         await until(right)
 
 
-async def test_a_deleted_memory_leaves_the_index(engine: Engine) -> None:
+async def test_a_deleted_memory_leaves_the_index(engine: PartsEngine) -> None:
     uid = await filled(engine, AckLevel.INDEXED)
     await engine.memories.delete("test", "zoo")
 
     async def empty() -> bool:
-        return await engine._storage.index.count(uid) == 0
+        return await engine.storage.index.count(uid) == 0
 
     await until(empty)
 
@@ -140,7 +140,7 @@ async def test_immediate_stop_leaves_the_outbox_to_the_next_engine(tmp_path: Pat
         await until(lambda: healthy(engine))  # the stop may have written the outbox: then it is empty from the start
         await until(lambda: indexed(engine))
         uid = (await engine.memories.get("test", "zoo")).uid
-        assert await engine._storage.index.count(uid) == len(TEXTS)
+        assert await engine.storage.index.count(uid) == len(TEXTS)
 
 
 class BusyIndex(MemoryIndex):
@@ -151,7 +151,7 @@ class BusyIndex(MemoryIndex):
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine: asyncio.Future[Engine | None] = asyncio.get_running_loop().create_future()
+        self.engine: asyncio.Future[PartsEngine | None] = asyncio.get_running_loop().create_future()
         self.said = 0
 
     def rest(self) -> None:
@@ -171,7 +171,7 @@ async def test_overlay_shrinks_during_steady_writes(tmp_path: Path) -> None:
     async with assembled(tmp_path, index=busy, index_overlay_s=0.05, dense_bytes_max=0) as parts:
         uid = await filled(parts.engine)
         busy.engine.set_result(parts.engine)
-        actor = parts.engine._registry.peek(uid)
+        actor = parts.actors.peek(uid)
         assert actor is not None
         first_ids = set(actor.working.list_unsettled())
         assert len(first_ids) >= len(TEXTS)
@@ -282,8 +282,8 @@ def entries_made(monkeypatch: pytest.MonkeyPatch) -> list[IndexEntry]:
     return made
 
 
-async def compared(engine: Engine) -> bool:
-    return engine._indexer._reconciler.done
+async def compared(engine: PartsEngine) -> bool:
+    return engine.indexer._reconciler.done
 
 
 async def within(index: MemoryIndex, uid: str, ids: list[str]) -> bool:
@@ -316,6 +316,6 @@ async def test_rebuild_progress_never_decreases_during_writes(tmp_path: Path, mo
 
         monkeypatch.setattr(parts.index, "flush", slow)
         monkeypatch.setattr(parts.journal, "outbox_size", left, raising=False)
-        await parts.engine._indexer.rebuild_index(at)
+        await parts.engine.indexer.rebuild_index(at)
         assert told == sorted(told)
         assert all(done <= total for done, total in told)

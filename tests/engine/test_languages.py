@@ -13,10 +13,10 @@ import pytest
 from memstream_server.adapters.models import languages
 from memstream_server.core.policy import AUTO_LANGUAGE, DEFAULT
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import CapabilityMissing
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, Query
 from tests.engine.conftest import open_engine
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
 
 pytest.importorskip("py3langid", reason="the extra languages is not installed")
@@ -29,7 +29,7 @@ TEXTS = (
 )
 
 
-async def asked(engine: Engine, question: str) -> tuple[str, float]:
+async def asked(engine: PartsEngine, question: str) -> tuple[str, float]:
     """The best answer and its lexical leg."""
     answer = await engine.recall("test", "joy", Query(question, reinforce=False, explain=True))
     best = answer.recollections[0]

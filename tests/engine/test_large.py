@@ -13,11 +13,11 @@ from memstream_server.core import arrays, dense
 from memstream_server.core.dense import DenseMatrix, Scan
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, AsOf, NewMemory, Query, RecallAnswer
 from memstream_server.engine.settings import Limits
 from tests.engine.assembled import Assembled, assembled, check_index
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
 from tests.support.memory_index import MemoryIndex
 from tests.support.scripted_models import VECTOR_BYTES
@@ -55,17 +55,17 @@ async def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield made
 
 
-async def observe(engine: Engine, *texts: str, name: str = "zoo") -> None:
+async def observe(engine: PartsEngine, *texts: str, name: str = "zoo") -> None:
     await engine.observe_batch("test", name, "", 1, [observation(text) for text in texts], AckLevel.STORED)
 
 
-async def asked(engine: Engine, text: str, near_misses: int = 0, name: str = "zoo") -> RecallAnswer:
+async def asked(engine: PartsEngine, text: str, near_misses: int = 0, name: str = "zoo") -> RecallAnswer:
     query = Query(text=text, limit=20, now_us=0, reinforce=False, near_misses=near_misses)
     return await engine.recall("test", name, query)
 
 
-async def matrix(engine: Engine) -> DenseMatrix | None:
-    async with engine._registry.use("test", "zoo") as actor:
+async def matrix(engine: PartsEngine) -> DenseMatrix | None:
+    async with engine.actors.use("test", "zoo") as actor:
         return actor.working.dense
 
 
@@ -175,7 +175,7 @@ async def test_memory_with_int8_vectors_answers_as_any_other(
             forgotten = (await asked(made.engine, texts[9], name=name)).recollections[0].fragment.id
             await made.engine.fragments.update("test", name, FragmentChange(changed, content="voles eat berries"))
             await made.engine.fragments.forget("test", name, [forgotten])
-        async with made.engine._registry.use("test", "int8") as actor:
+        async with made.engine.actors.use("test", "int8") as actor:
             assert actor.working.dense is not None
             assert actor.working.dense.quantized >= 16
         reads: list[Sequence[str]] = []

@@ -14,12 +14,12 @@ from memstream_server.core.filters import Filter, Listing
 from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.engine import lifecycle
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch, FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, Changed, NewMemory, Once, Query, fragment_etag
 from memstream_server.ports.journal.records import Answer
 from tests.engine.conftest import open_engine
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
 
 NAME = ("test", "joy")
@@ -27,7 +27,7 @@ NAME = ("test", "joy")
 T = TypeVar("T")
 
 
-async def create(engine: Engine, kind: MemoryKind = MemoryKind.LONG_TERM, **overrides: object) -> str:
+async def create(engine: PartsEngine, kind: MemoryKind = MemoryKind.LONG_TERM, **overrides: object) -> str:
     """Create a memory with these policy values; two underscores stand for a dot. Returns its uid."""
     policy = DEFAULT
     for name, value in overrides.items():
@@ -36,22 +36,22 @@ async def create(engine: Engine, kind: MemoryKind = MemoryKind.LONG_TERM, **over
     return record.uid
 
 
-async def tell(engine: Engine, *texts: str, **fields: object) -> list[str]:
+async def tell(engine: PartsEngine, *texts: str, **fields: object) -> list[str]:
     """Observe texts up to *stored*; returns the ids of their fragments."""
     new = [observation(text, **fields) for text in texts]  # type: ignore[arg-type]  # tests name real fields
     done = await engine.observe_batch(*NAME, "", 1, new, AckLevel.STORED)
     return [outcome.fragment for outcome in done.outcomes]
 
 
-async def listed(engine: Engine, forgotten: bool = False) -> list[Fragment]:
+async def listed(engine: PartsEngine, forgotten: bool = False) -> list[Fragment]:
     """All fragments, or all forgotten ones."""
     return (await engine.fragments.list_page(*NAME, Listing(forgotten=forgotten), -1, 1_000))[0]
 
 
-async def told(engine: Engine, type_: EventType) -> list[Event]:
+async def told(engine: PartsEngine, type_: EventType) -> list[Event]:
     """All events of that type in the journal."""
     uid = (await engine.memories.get(*NAME)).uid
-    recorded = await engine._journal.list_events(uid, 0, 100_000)
+    recorded = await engine.journal.list_events(uid, 0, 100_000)
     return [event for one in recorded for event in one.events if event.type is type_]
 
 
@@ -60,7 +60,7 @@ def once(key: str, say: Callable[[T], str]) -> Once[T]:
     return Once(key, lambda result: Answer(key, b"digest", say(result).encode(), time.time_ns() // 1_000))
 
 
-async def answered(engine: Engine, key: str) -> str:
+async def answered(engine: PartsEngine, key: str) -> str:
     answer = await engine.stored_answer(key)
     return "" if answer is None else answer.response.decode()
 
@@ -70,7 +70,7 @@ def counted(changed: Changed) -> str:
 
 
 @pytest.mark.parametrize("kind", [MemoryKind.LONG_TERM, MemoryKind.HYBRID])
-async def test_forget_and_restore_work_by_filter(engine: Engine, kind: MemoryKind) -> None:
+async def test_forget_and_restore_work_by_filter(engine: PartsEngine, kind: MemoryKind) -> None:
     await create(engine, kind)
     monday = await tell(engine, "the heron by the canal", "an umbrella in the hall", session="monday")
     (tuesday,) = await tell(engine, "the heron flew off", session="tuesday")
@@ -85,7 +85,7 @@ async def test_forget_and_restore_work_by_filter(engine: Engine, kind: MemoryKin
 
 
 async def test_large_request_takes_several_decisions_and_one_answer(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: PartsEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "BATCH", 2)
     await create(engine)
@@ -109,14 +109,14 @@ async def test_answer_commits_with_its_change_and_survives_restart(tmp_path: Pat
         assert [one.id for one in await listed(engine, forgotten=True)] == [id_]
 
 
-async def test_answer_is_kept_even_if_nothing_changed(engine: Engine) -> None:
+async def test_answer_is_kept_even_if_nothing_changed(engine: PartsEngine) -> None:
     await create(engine)
     changed = await engine.fragments.forget(*NAME, ["nobody"], once("r", counted))
     assert changed == Changed(0, (await engine.memories.get(*NAME)).revision)
     assert await answered(engine, "r") == counted(changed)
 
 
-async def test_update_needs_the_current_etag_and_returns_the_next(engine: Engine) -> None:
+async def test_update_needs_the_current_etag_and_returns_the_next(engine: PartsEngine) -> None:
     await create(engine)
     (id_,) = await tell(engine, "the heron by the canal")
     (first,) = await listed(engine)
@@ -130,7 +130,7 @@ async def test_update_needs_the_current_etag_and_returns_the_next(engine: Engine
         await engine.fragments.update(*NAME, FragmentChange("nobody", pinned=True))
 
 
-async def test_put_observes_first_and_then_updates(engine: Engine) -> None:
+async def test_put_observes_first_and_then_updates(engine: PartsEngine) -> None:
     await create(engine)
     made = await engine.fragments.put(*NAME, observation("the heron by the canal", external_id="k"))
     assert made.created
@@ -144,7 +144,7 @@ async def test_put_observes_first_and_then_updates(engine: Engine) -> None:
         await engine.fragments.put(*NAME, observation("rain", external_id="k"), fragment_etag(made.fragment))
 
 
-async def test_clear_permanently_empties_the_named_tiers(engine: Engine) -> None:
+async def test_clear_permanently_empties_the_named_tiers(engine: PartsEngine) -> None:
     await create(engine, MemoryKind.HYBRID, short_term__capacity=2)
     ids = await tell(engine, "the heron by the canal", "an umbrella in the hall", "it rained on Monday")
     await engine.fragments.forget(*NAME, ids[1:2])
@@ -155,7 +155,7 @@ async def test_clear_permanently_empties_the_named_tiers(engine: Engine) -> None
     assert await listed(engine) == []
 
 
-async def test_clone_has_the_structure_without_the_content(engine: Engine) -> None:
+async def test_clone_has_the_structure_without_the_content(engine: PartsEngine) -> None:
     await create(engine, MemoryKind.HYBRID, short_term__capacity=2)
     await tell(engine, "the heron by the canal")
     source = await engine.memories.get(*NAME)

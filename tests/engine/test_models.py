@@ -16,7 +16,6 @@ from memstream_server.core.filters import Listing
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
 from memstream_server.core.values import Fragment, FragmentKind, MemoryKind, Tier
 from memstream_server.engine.background import jobs
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import StorageIsFull
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.memory.actor import Actor
@@ -25,6 +24,7 @@ from memstream_server.ports.journal.records import Job
 from memstream_server.ports.journal.rows import Terms
 from memstream_server.ports.models import Account, ModelRefused, ModelUnavailable
 from tests.engine.conftest import open_engine
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
 from tests.support.scripted_models import ScriptedEmbedder, ScriptedInsights, ScriptedScorer
 from tests.support.waiting import until
@@ -32,20 +32,20 @@ from tests.support.waiting import until
 TEA = "Bob likes tea more than anything"
 
 
-async def memory(engine: Engine, kind: MemoryKind = MemoryKind.HYBRID, policy: Policy = DEFAULT) -> None:
+async def memory(engine: PartsEngine, kind: MemoryKind = MemoryKind.HYBRID, policy: Policy = DEFAULT) -> None:
     await engine.memories.create(NewMemory("test", "joy", kind, policy))
 
 
-async def observe(engine: Engine, *texts: str, level: AckLevel = AckLevel.STORED) -> None:
+async def observe(engine: PartsEngine, *texts: str, level: AckLevel = AckLevel.STORED) -> None:
     for text in texts:
         await engine.observe_batch("test", "joy", "", 1, [observation(text)], level)
 
 
-async def fragments(engine: Engine) -> list[Fragment]:
+async def fragments(engine: PartsEngine) -> list[Fragment]:
     return (await engine.fragments.list_page("test", "joy", Listing(), -1, 1_000))[0]
 
 
-async def insights(engine: Engine) -> list[Fragment]:
+async def insights(engine: PartsEngine) -> list[Fragment]:
     return [one for one in await fragments(engine) if one.kind is FragmentKind.INSIGHT]
 
 
@@ -59,9 +59,9 @@ async def test_scorer_rates_observations_without_importance(tmp_path: Path) -> N
         assert scorer.calls == 1
 
 
-async def events(engine: Engine) -> list[Event]:
+async def events(engine: PartsEngine) -> list[Event]:
     record = await engine.memories.get("test", "joy")
-    return [event for one in await engine._journal.list_events(record.uid, 0, 1_000) for event in one.events]
+    return [event for one in await engine.journal.list_events(record.uid, 0, 1_000) for event in one.events]
 
 
 async def test_recovered_scorer_rates_defaults_of_its_outage(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ async def test_recovered_scorer_rates_texts_updated_in_its_outage(tmp_path: Path
         await engine.observe_batch("test", "joy", "", 1, said[1:], AckLevel.STORED)
 
         async def rated() -> bool:
-            return not await engine._journal.list_jobs(10)
+            return not await engine.journal.list_jobs(10)
 
         await until(rated)
         assert [(one.content, one.importance) for one in await fragments(engine)] == [("Bob likes coffee", 0.9)]
@@ -140,7 +140,7 @@ async def test_quarantined_job_is_done_once_its_cause_has_passed(
         await engine.observe_batch("test", "joy", "", 1, [observation("Bob likes tea")], AckLevel.STORED)
 
         async def rated() -> bool:
-            return not await engine._journal.list_jobs(10)
+            return not await engine.journal.list_jobs(10)
 
         await until(rated)
         assert [(one.content, one.importance) for one in await fragments(engine)] == [("Bob likes tea", 0.9)]
@@ -226,7 +226,7 @@ async def test_jobs_of_a_failing_model_do_not_block_other_types(
             )
 
         async def waiting() -> bool:
-            return [job.type for job in await engine._journal.list_jobs(9)].count("insight") >= 3
+            return [job.type for job in await engine.journal.list_jobs(9)].count("insight") >= 3
 
         await until(waiting)
         embedder.fail()
@@ -268,7 +268,7 @@ async def test_failing_job_behind_waiting_ones_is_quarantined(tmp_path: Path, mo
             )
 
         async def waiting() -> bool:
-            return [job.type for job in await engine._journal.list_jobs(9)].count("insight") >= 4
+            return [job.type for job in await engine.journal.list_jobs(9)].count("insight") >= 4
 
         await until(waiting)
         scorer.fail()
@@ -344,7 +344,7 @@ async def test_refused_text_is_stored_without_a_vector(tmp_path: Path) -> None:
         ]
 
 
-async def _events(engine: Engine) -> AsyncIterator[tuple[EventType, str]]:
+async def _events(engine: PartsEngine) -> AsyncIterator[tuple[EventType, str]]:
     watch = engine.watch("test", "joy", "", 0, 0)
     try:
         current = (await engine.memories.get("test", "joy")).revision

@@ -16,12 +16,12 @@ from memstream_server.core.filters import Listing
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
 from memstream_server.core.scores import Part, Scored
 from memstream_server.core.values import Fragment, MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import InvalidField, JournalUnavailable
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AsOf, NewMemory, Query, RecallAnswer
 from memstream_server.engine.runtime.clock import Clock
 from tests.engine.assembled import NAMESPACE, assembled, check, hasty
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import SettableClock, observation
 from tests.engine.test_fragments import observe
 from tests.support.seeds import SEEDS
@@ -62,7 +62,7 @@ class Seen:
 class Walk:
     """Random changes of one memory."""
 
-    engine: Engine
+    engine: PartsEngine
     clock: SettableClock
     random: random.Random
     seen: dict[int, Seen] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class Walk:
         self.clock.offset_us += self.random.choice([0, STEP_US])
 
 
-async def listed(engine: Engine, forgotten: bool, as_of: AsOf | None = None) -> list[Fragment]:
+async def listed(engine: PartsEngine, forgotten: bool, as_of: AsOf | None = None) -> list[Fragment]:
     which = Listing(forgotten=forgotten), -1, 1_000
     if as_of is None:
         return (await engine.fragments.list_page(NAMESPACE, "joy", *which))[0]
@@ -193,7 +193,7 @@ def told(answer: RecallAnswer) -> object:
     )
 
 
-async def walk(engine: Engine, clock: SettableClock, seed: int, policy: Policy, steps: int = STEPS) -> Walk:
+async def walk(engine: PartsEngine, clock: SettableClock, seed: int, policy: Policy, steps: int = STEPS) -> Walk:
     await engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.HYBRID, policy))
     walked = Walk(engine, clock, random.Random(seed))
     await walked.remember()

@@ -13,12 +13,12 @@ import pytest
 from memstream_server.app.models import Models
 from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import BacklogFull, ProducerSuperseded, SequenceConflict, SequenceGap
 from memstream_server.engine.memory import producers
 from memstream_server.engine.memory.producers import ObserveSession
 from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, Progress, Refusal
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
 from tests.support.scripted_models import ScriptedEmbedder
 from tests.support.waiting import until
@@ -39,11 +39,11 @@ async def parts(tmp_path: Path) -> AsyncIterator[Assembled]:
         yield found
 
 
-async def create(engine: Engine, policy: Policy = DEFAULT, kind: MemoryKind = MemoryKind.HYBRID) -> None:
+async def create(engine: PartsEngine, policy: Policy = DEFAULT, kind: MemoryKind = MemoryKind.HYBRID) -> None:
     await engine.memories.create(NewMemory(NAMESPACE, "joy", kind, policy, exist_ok=True))
 
 
-async def opened(engine: Engine, producer: str = "p") -> ObserveSession:
+async def opened(engine: PartsEngine, producer: str = "p") -> ObserveSession:
     return await engine.open_observe(NAMESPACE, "joy", producer)
 
 
@@ -52,7 +52,7 @@ async def sent(session: ObserveSession, first: int, items: Sequence[NewObservati
     return await session.wait_for_level(STORED, first + len(items) - 1)
 
 
-async def contents(engine: Engine) -> list[str]:
+async def contents(engine: PartsEngine) -> list[str]:
     return [row.fragment.content for row in (await check(engine, "joy")).rows]
 
 
@@ -171,7 +171,7 @@ async def test_late_batch_of_a_superseded_stream_is_refused(parts: Assembled) ->
     await asyncio.gather(*ahead)
     assert (await sent(newer, 6, LINES[5:6])).stored == 6
     assert await contents(parts.engine) == words(LINES[:6])
-    async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
+    async with parts.actors.use(NAMESPACE, "joy") as actor:
         assert actor.ingest.backlog == 0
 
 
@@ -203,7 +203,7 @@ async def test_batch_call_cancelled_anywhere_is_all_or_nothing(parts: Assembled)
             expected += words(new)
         session.close()
     assert sorted(await contents(parts.engine)) == sorted(expected)
-    async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
+    async with parts.actors.use(NAMESPACE, "joy") as actor:
         assert actor.ingest.backlog == 0
     assert actor.is_idle
 
@@ -223,7 +223,7 @@ async def test_cancelled_open_still_supersedes_and_leaves_no_session(parts: Asse
     with pytest.raises(ProducerSuperseded):
         await older.wait_for_level(STORED, 1)
     older.close()
-    async with parts.engine._registry.use(NAMESPACE, "joy") as actor:
+    async with parts.actors.use(NAMESPACE, "joy") as actor:
         assert actor.failed is None
 
     async def idle() -> bool:

@@ -18,7 +18,6 @@ from memstream_server.core.events import Event, EventType
 from memstream_server.core.policy import DBGPT, DEFAULT, with_value
 from memstream_server.core.ranking import FORMULA
 from memstream_server.core.values import MemoryKind, Tier
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import CursorCompacted, EngineError, FragmentNotFound, JournalUnavailable
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.recall.recall_receipts import Difference, DifferenceType, Replay
@@ -29,6 +28,7 @@ from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.models import EmbeddingModel
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, events_of, hasty
 from tests.engine.conftest import open_engine
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import SettableClock, observation
 from tests.engine.test_erasing import erased
 from tests.engine.test_fragments import create, live, observe
@@ -51,7 +51,7 @@ QUERIES = {
 }
 
 
-async def replay(engine: Engine, receipt: str) -> Replay:
+async def replay(engine: PartsEngine, receipt: str) -> Replay:
     return await engine.recall_receipts.replay(*JOY, receipt, QUERIES.__getitem__)
 
 
@@ -109,7 +109,7 @@ async def check_replays(tmp_path: Path, kind: str, seed: int) -> int:
             assert replayed.answer is not None
             assert shown(replayed.answer) == shown(answer)
         await check(engine, "joy")
-        async with engine._registry.use(*JOY) as actor:
+        async with engine.actors.use(*JOY) as actor:
             assert actor.working.dense is not None
             return actor.working.dense.quantized
 
@@ -126,7 +126,7 @@ async def parts(tmp_path: Path, clock: SettableClock) -> AsyncIterator[Assembled
 
 
 @pytest.fixture
-def engine(parts: Assembled) -> Engine:
+def engine(parts: Assembled) -> PartsEngine:
     return parts.engine
 
 
@@ -137,12 +137,12 @@ SUN = replace(OTTER, text="sun", limit=1, receipt=b"sun")
 QUERIES |= {one.receipt: one for one in (OTTER, FIRST, MILK, SUN)}
 
 
-async def receipts(engine: Engine) -> list[RecallReceipt]:
+async def receipts(engine: PartsEngine) -> list[RecallReceipt]:
     page, _, _ = await engine.recall_receipts.list_page(*JOY, None, 1_000)
     return [one for _, one in page]
 
 
-async def recalled(engine: Engine, query: Query = OTTER) -> str:
+async def recalled(engine: PartsEngine, query: Query = OTTER) -> str:
     receipt = (await engine.recall(*JOY, query)).receipt_id
     assert receipt
     return receipt
@@ -152,7 +152,7 @@ def named(replayed: Replay) -> list[tuple[DifferenceType, str]]:
     return [(one.type, one.fragment) for one in replayed.differences]
 
 
-async def test_a_receipt_says_what_was_asked_and_by_whom(engine: Engine, clock: SettableClock) -> None:
+async def test_a_receipt_says_what_was_asked_and_by_whom(engine: PartsEngine, clock: SettableClock) -> None:
     uid = await create(engine)
     ids = await observe(engine, "the otter eats fish", "tea with milk")
     PRINCIPAL.set("key:alice")
@@ -167,7 +167,7 @@ async def test_a_receipt_says_what_was_asked_and_by_whom(engine: Engine, clock: 
     assert (await events_of(engine, uid))[-1] == Event(EventType.RECALLED, "", receipt=receipt.id)
 
 
-async def test_a_receipt_changes_no_ranking(engine: Engine) -> None:
+async def test_a_receipt_changes_no_ranking(engine: PartsEngine) -> None:
     await create(engine)
     await observe(engine, "the otter eats fish", "the otter sleeps", "tea with milk")
     fixed = replace(OTTER, now_us=1_900_000_000_000_000)
@@ -200,7 +200,7 @@ async def test_a_receipt_of_an_older_formula_names_it(tmp_path: Path, formula: s
         assert [one.fragment.id for one in replayed.answer.recollections] == ids
 
 
-async def test_the_policy_bounds_the_receipts(engine: Engine) -> None:
+async def test_the_policy_bounds_the_receipts(engine: PartsEngine) -> None:
     policy = with_value(DEFAULT, "history.receipts", 2)
     await create(engine, policy)
     ids = [await recalled(engine) for _ in range(4)]
@@ -214,7 +214,7 @@ async def test_the_policy_bounds_the_receipts(engine: Engine) -> None:
     assert (await engine.memories.get(*JOY)).revision == before
 
 
-async def test_receipts_leave_with_the_events(engine: Engine, clock: SettableClock) -> None:
+async def test_receipts_leave_with_the_events(engine: PartsEngine, clock: SettableClock) -> None:
     await create(engine, with_value(DEFAULT, "retention.event_retention_s", 3_600))
     await observe(engine, "the otter eats fish")
     old = await recalled(engine)
@@ -229,16 +229,16 @@ async def test_receipts_leave_with_the_events(engine: Engine, clock: SettableClo
     assert new in [one.id for one in await live(engine)]
 
 
-async def test_a_replay_past_the_log_is_out_of_range(engine: Engine) -> None:
+async def test_a_replay_past_the_log_is_out_of_range(engine: PartsEngine) -> None:
     uid = await create(engine)
     await observe(engine, "the otter eats fish")
     receipt = await recalled(engine)
-    await engine.past._storage.journal.prune_events(uid, 2**62, 2)
+    await engine.journal.prune_events(uid, 2**62, 2)
     with pytest.raises(CursorCompacted):
         await replay(engine, receipt)
 
 
-async def test_a_replay_uses_the_policy_of_the_receipt(engine: Engine) -> None:
+async def test_a_replay_uses_the_policy_of_the_receipt(engine: PartsEngine) -> None:
     policy = with_value(with_value(DEFAULT, "recall.gamma", 0.7), "recall.limit", 2)
     await create(engine, policy)
     await observe(engine, "the otter eats fish", "the otter sleeps", "the otter swims")
@@ -251,7 +251,7 @@ async def test_a_replay_uses_the_policy_of_the_receipt(engine: Engine) -> None:
     assert (DifferenceType.LANGUAGE, "") in named(await replay(engine, receipt))
 
 
-async def test_a_version_that_is_not_kept_is_named(engine: Engine) -> None:
+async def test_a_version_that_is_not_kept_is_named(engine: PartsEngine) -> None:
     await create(engine, with_value(DEFAULT, "history.versions", 1))
     otter, other = await observe(engine, "the otter eats fish", "the otter sleeps")
     receipt = await recalled(engine)
@@ -263,7 +263,7 @@ async def test_a_version_that_is_not_kept_is_named(engine: Engine) -> None:
     assert [one.fragment.id for one in replayed.answer.recollections] == [other]
 
 
-async def test_erasing_marks_receipts_and_erases_their_queries(engine: Engine) -> None:
+async def test_erasing_marks_receipts_and_erases_their_queries(engine: PartsEngine) -> None:
     await create(engine)
     otter, tea, _ = await observe(engine, "the otter eats fish", "tea with milk", "a concert in Ulm")
     ranks = await recalled(engine, FIRST)
@@ -285,7 +285,7 @@ async def test_erasing_marks_receipts_and_erases_their_queries(engine: Engine) -
     await check(engine, "joy")
 
 
-async def test_clearing_and_the_grace_period_erase_queries(engine: Engine, clock: SettableClock) -> None:
+async def test_clearing_and_the_grace_period_erase_queries(engine: PartsEngine, clock: SettableClock) -> None:
     await create(engine)
     otter, _, sun = await observe(engine, "the otter eats fish", "tea with milk", "the sun is hot")
     ranks = await recalled(engine, FIRST)
@@ -304,7 +304,7 @@ async def test_an_answer_from_before_an_erasure_is_ranked_again(parts: Assembled
     engine, journal = parts.engine, parts.journal
     uid = await create(engine)
     otter, sleeps = await observe(engine, "the otter eats fish", "an otter sleeps")
-    actor = engine._registry.peek(uid)
+    actor = engine.actors.peek(uid)
     assert actor is not None
     commits = journal.written.count("commit")
     let = journal.hold("commit")
@@ -350,7 +350,7 @@ async def test_a_recall_without_a_vector_is_replayed_without_one(tmp_path: Path)
         assert embedder.calls == calls  # the query's vector is in the receipt
 
 
-async def test_the_ranking_of_dbgpt_is_replayed_with_its_suspicions(engine: Engine) -> None:
+async def test_the_ranking_of_dbgpt_is_replayed_with_its_suspicions(engine: PartsEngine) -> None:
     policy = with_value(with_value(DBGPT, "conflicts.suspect", True), "history.receipts", 9)
     policy = with_value(policy, "conflicts.ask_llm", True)
     await create(engine, policy, MemoryKind.LONG_TERM)
@@ -388,7 +388,7 @@ async def test_a_named_receipt_survives_any_failed_commit(tmp_path: Path, fault:
         await check(parts.engine, "joy")
 
 
-async def until_recalled(engine: Engine) -> str:
+async def until_recalled(engine: PartsEngine) -> str:
     """Recall until it succeeds: the memory may be loaded again."""
     while True:
         try:

@@ -8,12 +8,12 @@ import pytest
 
 from memstream_server.app.models import Models
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.operations import reembed, runner
 from memstream_server.engine.runtime.embedding_spaces import Candidate
 from memstream_server.ports.journal.spaces import Spaces
 from memstream_server.ports.operations import OperationState
 from tests.engine.assembled import assembled
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.test_fragments import TEA, create, live, observe
 from tests.support.faulty_journal import Fault
 from tests.support.scripted_models import ScriptedEmbedder
@@ -27,17 +27,17 @@ def models() -> Models:
     return Models(ScriptedEmbedder(), next=Candidate(following))
 
 
-async def spaces(engine: Engine) -> Spaces:
-    return await engine._journal.get_spaces()
+async def spaces(engine: PartsEngine) -> Spaces:
+    return await engine.journal.get_spaces()
 
 
-async def alone(engine: Engine) -> bool:
+async def alone(engine: PartsEngine) -> bool:
     """Whether only the space in force is left, or will be."""
     found = await spaces(engine)
-    return found.next is None and found.old is None and engine._models.embeddings.next is None
+    return found.next is None and found.old is None and engine.models.embeddings.next is None
 
 
-async def begun(engine: Engine) -> bool:
+async def begun(engine: PartsEngine) -> bool:
     return (await spaces(engine)).next is not None
 
 
@@ -48,7 +48,7 @@ async def test_cancel_then_kill_leaves_no_second_space(tmp_path: Path) -> None:
         operation = await parts.engine.reindexing.start(embed=True)
         await until(lambda: begun(parts.engine))
         # the process ends before it processes the cancellation
-        await parts.engine._storage.operations.ask_cancel(operation.id)
+        await parts.engine.storage.operations.ask_cancel(operation.id)
     async with assembled(tmp_path, models=models()) as parts:
         ended = await parts.engine.operations.wait_for_end(operation.id)
         assert ended.state is OperationState.CANCELLED

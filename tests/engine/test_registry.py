@@ -13,12 +13,12 @@ import pytest
 from memstream_server.app.models import Models
 from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, JournalUnavailable, MemoryNotFound, ModelMismatch
 from memstream_server.engine.memory.working_set import LATEST_MAX, WorkingSet
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, Query
 from memstream_server.ports.models import EmbeddingModel
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
 from tests.support import journals
 from tests.support.faulty_journal import Fault
@@ -34,20 +34,20 @@ ROUNDS = 12
 SMALL = with_value(DEFAULT, "short_term.capacity", 3)
 
 
-async def create(engine: Engine, name: str, policy: Policy = SMALL) -> None:
+async def create(engine: PartsEngine, name: str, policy: Policy = SMALL) -> None:
     await engine.memories.create(NewMemory(NAMESPACE, name, MemoryKind.HYBRID, policy))
 
 
-async def observe(engine: Engine, name: str, *texts: str, level: AckLevel = AckLevel.STORED) -> None:
+async def observe(engine: PartsEngine, name: str, *texts: str, level: AckLevel = AckLevel.STORED) -> None:
     await engine.observe_batch(NAMESPACE, name, "", 1, [observation(text) for text in texts], level)
 
 
-async def recalled(engine: Engine, name: str, text: str) -> list[str]:
+async def recalled(engine: PartsEngine, name: str, text: str) -> list[str]:
     answer = await engine.recall(NAMESPACE, name, Query(text=text))
     return [found.fragment.content for found in answer.recollections]
 
 
-async def contents(engine: Engine, name: str) -> list[str]:
+async def contents(engine: PartsEngine, name: str) -> list[str]:
     return sorted(row.fragment.content for row in (await check(engine, name)).rows)
 
 
@@ -57,12 +57,12 @@ async def test_evicting_memories_in_use_loses_and_doubles_nothing(
     def said(name: str, producer: str, number: int) -> str:
         return f"{producer} says number {number} in {name}"
 
-    async def speak(engine: Engine, name: str, producer: str) -> None:
+    async def speak(engine: PartsEngine, name: str, producer: str) -> None:
         for number in range(1, ROUNDS + 1):
             item = observation(said(name, producer, number))
             await engine.observe_batch(NAMESPACE, name, producer, number, [item], AckLevel.STORED)
 
-    async def ask(engine: Engine, name: str) -> None:
+    async def ask(engine: PartsEngine, name: str) -> None:
         for number in range(ROUNDS):
             assert all(name in content for content in await recalled(engine, name, f"what is number {number}?"))
             change = MemoryChange(policy=with_value(SMALL, "short_term.capacity", 2 + number % 3))
@@ -78,7 +78,7 @@ async def test_evicting_memories_in_use_loses_and_doubles_nothing(
         for name in MEMORIES:
             expected = [said(name, who, number) for who in ("left", "right") for number in range(1, ROUNDS + 1)]
             assert await contents(parts.engine, name) == sorted(expected)
-        assert len(parts.engine._registry) <= 2
+        assert len(parts.actors) <= 2
         assert len(loads) > len(MEMORIES)
         if not journals.DATABASE:  # with a shared journal an evicted memory is released to other servers
             assert "own_memory" not in parts.journal.written, "a process alone takes no memory"
@@ -96,7 +96,7 @@ async def test_evicted_memory_leaves_ram_without_the_gc(tmp_path: Path) -> None:
         await observe(engine, "one", "Bo has a dog.")
         assert len(await recalled(engine, "one", "who has a cat?")) == 2
         await engine.wait_for_reinforcement()
-        (evicted,) = [weakref.ref(actor.working) for actor in engine._registry.list_actors()]
+        (evicted,) = [weakref.ref(actor.working) for actor in engine.actors.list_actors()]
         gc.collect()
         gc.disable()
         try:
@@ -115,21 +115,21 @@ async def test_ended_actor_leaves_ram_after_its_streams(tmp_path: Path, how: str
         session = await engine.open_observe(NAMESPACE, "one", "bo")
         await session.submit(1, [observation("Ada has a cat.")], AckLevel.STORED)
         await engine.wait_for_reinforcement()
-        (ended,) = [weakref.ref(actor.working) for actor in engine._registry.list_actors()]
+        (ended,) = [weakref.ref(actor.working) for actor in engine.actors.list_actors()]
         gc.collect()
         gc.disable()
         try:
             if how == "deleted":
                 await engine.memories.delete(NAMESPACE, "one")
             else:
-                engine._registry.reread_memory(engine._registry.list_actors()[0].uid)
+                engine.actors.reread_memory(engine.actors.list_actors()[0].uid)
             with pytest.raises((MemoryNotFound, JournalUnavailable)):
                 await session.wait_for_level(AckLevel.STORED, 2)
-            await engine._registry.enforce_bounds()
+            await engine.actors.enforce_bounds()
             assert ended() is not None
             session.close()
             del session
-            await engine._registry.enforce_bounds()
+            await engine.actors.enforce_bounds()
             await until(lambda: is_free(ended))
         finally:
             gc.enable()
@@ -174,7 +174,7 @@ async def test_reactivation_needs_no_lookup_by_name(tmp_path: Path) -> None:
 async def test_concurrent_activations_load_a_memory_once(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
-        parts.engine._registry._created.clear()  # as after a restart
+        parts.actors._created.clear()  # as after a restart
         loads = counted(parts, "load_memory")
         await asyncio.gather(*(recalled(parts.engine, "joy", "anything") for _ in range(20)))
         assert len(loads) == 1
@@ -199,7 +199,7 @@ def counted(parts: Assembled, name: str, gate: asyncio.Event | None = None) -> l
 async def test_cancelled_caller_does_not_end_a_shared_activation(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
-        parts.engine._registry._created.clear()  # as after a restart
+        parts.actors._created.clear()  # as after a restart
         gate = asyncio.Event()
         loads = counted(parts, "load_memory", gate)
         first, second = (asyncio.create_task(recalled(parts.engine, "joy", "anything")) for _ in range(2))
@@ -221,7 +221,7 @@ async def test_recall_embeds_no_promoted_content_again(tmp_path: Path) -> None:
         embedder.texts.clear()
         found = await recalled(parts.engine, "joy", "otter fish")
         await parts.engine.wait_for_reinforcement()
-        held = parts.engine._registry.list_actors()[0].working.held_ids()
+        held = parts.actors.list_actors()[0].working.held_ids()
         promoted = [
             row.fragment.content for row in (await check(parts.engine, "joy")).rows if row.fragment.id not in held
         ]
@@ -257,7 +257,7 @@ async def test_reload_fails_waits_for_a_revision_with_a_retry(tmp_path: Path) ->
         await recalled(parts.engine, "joy", "otter")
         waiting = asyncio.create_task(parts.engine.recall(NAMESPACE, "joy", query))
         await asyncio.sleep(0.01)
-        parts.engine._registry.reread_memory(uid)
+        parts.actors.reread_memory(uid)
         with pytest.raises(JournalUnavailable) as refused:
             await waiting
         assert refused.value.retry_after_s
@@ -278,7 +278,7 @@ async def test_received_batches_are_stored_after_failures_unasked(tmp_path: Path
         for _ in range(3):  # the reload after it fails too
             await until(lambda: active(parts, uid))
             parts.journal.fail_at(1, Fault.LOST)
-            parts.engine._registry.reread_memory(uid)
+            parts.actors.reread_memory(uid)
             await until(lambda: failed(parts))
         embedder.heal()
 
@@ -297,7 +297,7 @@ async def test_memory_is_reloaded_after_failures_to_take_it(tmp_path: Path, faul
         await observe(parts.engine, "joy", "the otter eats fish")
         uid = (await parts.engine.memories.get(NAMESPACE, "joy")).uid
         parts.journal.fail_at(1, fault, "own_memory")
-        parts.engine._registry.reread_memory(uid)
+        parts.actors.reread_memory(uid)
         await until(lambda: failed(parts))
         await until(lambda: active(parts, uid))
         await observe(parts.engine, "joy", "badgers dig")
@@ -311,11 +311,11 @@ async def test_late_write_of_a_failed_actor_is_refused_after_reload(tmp_path: Pa
         await create(parts.engine, "joy")
         await observe(parts.engine, "joy", "the otter eats fish")
         uid = (await parts.engine.memories.get(NAMESPACE, "joy")).uid
-        first = (await parts.engine._journal.load_memory(uid, parts.engine.info().embedding.name, 0)).record.epoch
+        first = (await parts.journal.load_memory(uid, parts.engine.info().embedding.name, 0)).record.epoch
         let_go = parts.journal.hold("receive")
         late = asyncio.create_task(observe(parts.engine, "joy", "a late lynx", level=AckLevel.RECEIVED))
         await until(lambda: written(parts, "receive"))
-        parts.engine._registry.reread_memory(uid)
+        parts.actors.reread_memory(uid)
         await until(lambda: active(parts, uid))
         assert (await parts.engine.memories.get(NAMESPACE, "joy")).epoch == first + 1
         let_go()
@@ -331,7 +331,7 @@ async def written(parts: Assembled, name: str) -> bool:
 
 
 async def active(parts: Assembled, uid: str) -> bool:
-    return parts.engine._registry.peek(uid) is not None
+    return parts.actors.peek(uid) is not None
 
 
 async def failed(parts: Assembled) -> bool:
@@ -362,7 +362,7 @@ async def test_accesses_are_written_even_if_one_memory_is_deleted(tmp_path: Path
             assert await recalled(parts.engine, name, "hello")
         await parts.engine.wait_for_reinforcement()
         await parts.engine.memories.delete(NAMESPACE, MEMORIES[3])
-        await parts.engine._reinforcement._write_accesses()  # the background task does it every few seconds
+        await parts.engine.write_accesses()  # the background task does it every few seconds
         for name in MEMORIES[:3] + MEMORIES[4:]:
             (row,) = (await check(parts.engine, name)).rows
             assert row.fragment.access_count == 1
@@ -370,7 +370,7 @@ async def test_accesses_are_written_even_if_one_memory_is_deleted(tmp_path: Path
 
 async def test_only_used_memories_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with assembled(tmp_path) as parts:
-        registry = parts.engine._registry
+        registry = parts.actors
         for name in MEMORIES:
             await create(parts.engine, name)
             await observe(parts.engine, name, "hello")

@@ -9,9 +9,9 @@ import pytest
 from memstream_server.adapters.models.analyzer import VERSION
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.requests import AckLevel, NewMemory, Query
 from tests.engine.conftest import open_engine
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
 from tests.support.journals import change_rows, query_rows
 
@@ -19,7 +19,7 @@ TEXTS = ("The Wi-Fi at the cabin is slow", "Tôi sống ở Hà Nội", "My sist
 TERM_BYTES = 10
 
 
-async def lexical_parts(engine: Engine) -> list[float]:
+async def lexical_parts(engine: PartsEngine) -> list[float]:
     """The lexical leg of each text for the question that it answers."""
     found = []
     for question, text in zip(("wifi", "ha noi", "music"), TEXTS, strict=True):

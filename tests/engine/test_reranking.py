@@ -14,22 +14,22 @@ from memstream_server.app.models import Models
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, RecallPolicy
 from memstream_server.core.ranking import FORMULA, Stage
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.requests import AckLevel, NewMemory, Query, RecallAnswer
 from memstream_server.ports.models import ModelUnavailable
 from tests.engine.conftest import open_engine
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
 from tests.support.scripted_models import ScriptedEmbedder, ScriptedReranker
 
 TEXTS = ("Tea in the morning", "Tea, tea and more tea", "Rain on the roof", "Coffee before tea", "A walk by the sea")
 
 
-def opened(path: Path, reranker: ScriptedReranker, **settings: object) -> AbstractAsyncContextManager[Engine]:
+def opened(path: Path, reranker: ScriptedReranker, **settings: object) -> AbstractAsyncContextManager[PartsEngine]:
     return open_engine(path, models=Models(ScriptedEmbedder(), reranker=reranker), **settings)
 
 
 async def ask(
-    engine: Engine, kind: MemoryKind = MemoryKind.HYBRID, policy: Policy = DEFAULT, **query: object
+    engine: PartsEngine, kind: MemoryKind = MemoryKind.HYBRID, policy: Policy = DEFAULT, **query: object
 ) -> RecallAnswer:
     await engine.memories.create(NewMemory("test", "joy", kind, policy, exist_ok=True))
     await engine.observe_batch("test", "joy", "once", 1, [observation(text) for text in TEXTS], AckLevel.STORED)

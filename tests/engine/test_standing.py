@@ -15,13 +15,13 @@ from memstream_server.app.models import Models
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import MemoryNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.recall import standing_query
 from memstream_server.engine.requests import AckLevel, Change, NewMemory, Query, RecallAnswer
 from memstream_server.engine.runtime.clock import Clock
 from tests.engine.assembled import NAMESPACE, Assembled, assembled
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import SettableClock, observation
 from tests.support.scripted_models import ScriptedEmbedder
 from tests.support.scripts import until
@@ -83,7 +83,7 @@ async def at_once() -> None:
 
 @asynccontextmanager
 async def following(
-    engine: Engine, query: Query = QUERY, again: Callable[[], Awaitable[None]] = at_once
+    engine: PartsEngine, query: Query = QUERY, again: Callable[[], Awaitable[None]] = at_once
 ) -> AsyncIterator[Follower]:
     """A client that follows a query; starts after the first answer."""
     follower = Follower()
@@ -113,7 +113,7 @@ async def memory(tmp_path: Path, *said: str, **given: object) -> AsyncIterator[A
         yield parts
 
 
-async def observe(engine: Engine, *texts: str, **fields: object) -> list[str]:
+async def observe(engine: PartsEngine, *texts: str, **fields: object) -> list[str]:
     """The fragments' ids."""
     items = [observation(text, **fields) for text in texts]  # type: ignore[arg-type]  # tests name real fields
     done = await engine.observe_batch(NAMESPACE, "joy", "", 1, items, AckLevel.STORED)
@@ -175,7 +175,7 @@ async def test_edited_fragment_is_sent_again_forgotten_one_retracted(tmp_path: P
 async def test_expired_fragment_is_retracted_without_a_commit(tmp_path: Path) -> None:
     settable, ttl_s = SettableClock(), 3_600
     async with memory(tmp_path, clock=Clock(settable.now_us), maintenance_interval_s=10.0 * ttl_s) as parts:
-        parts.engine._watchers.quiet_s = 10.0 * ttl_s
+        parts.engine.watchers.quiet_s = 10.0 * ttl_s
         await observe(parts.engine, TEA, ttl_us=ttl_s * 1_000_000)
         async with following(parts.engine) as follower:
             assert follower.contents == [TEA]
@@ -217,7 +217,7 @@ async def test_each_later_ranking_awaits_again(tmp_path: Path, rankings: list[in
 async def test_unnotified_commits_are_found_by_polling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As commits of another process are."""
     async with memory(tmp_path) as parts:
-        watchers = parts.engine._watchers
+        watchers = parts.engine.watchers
         monkeypatch.setattr(watchers, "notify_commit", lambda uid, revision: None)
         monkeypatch.setattr(watchers, "quiet_s", 0.05)
         async with following(parts.engine) as follower:
@@ -255,7 +255,7 @@ async def test_query_is_embedded_once_and_again_after_an_outage(
 ) -> None:
     embedder = ScriptedEmbedder()
     async with memory(tmp_path, TEA, models=Models(embedder)) as parts:
-        monkeypatch.setattr(parts.engine._watchers, "quiet_s", 0.05)
+        monkeypatch.setattr(parts.engine.watchers, "quiet_s", 0.05)
         embedder.fail(times=2)
         async with following(parts.engine) as follower:
             assert "lexical legs only" in follower.degraded
@@ -275,7 +275,7 @@ async def test_observing_a_sent_fragment_is_an_echo(tmp_path: Path) -> None:
         assert EventType.ECHOED in [event.type for event in await events(parts.engine)]
 
 
-async def events(engine: Engine) -> list[Event]:
+async def events(engine: PartsEngine) -> list[Event]:
     last = (await engine.memories.get(NAMESPACE, "joy")).revision
     found: list[Event] = []
     async with aclosing(engine.watch(NAMESPACE, "joy", "", 0, 0)) as steps:

@@ -14,10 +14,10 @@ from memstream_server.app.models import Models
 from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.background import compaction
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.requests import NewMemory, Query
 from memstream_server.ports.models import EmbeddingModel
 from tests.engine.assembled import NAMESPACE, assembled, check
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
 from tests.engine.test_fragments import observe
 from tests.support.journals import change_rows, query_rows
@@ -43,7 +43,7 @@ def stored_lengths(data_dir: Path, table: str) -> dict[int, int]:
     return dict(rows)
 
 
-async def fill(engine: Engine, receipts: int = 0) -> None:
+async def fill(engine: PartsEngine, receipts: int = 0) -> None:
     policy = with_value(DEFAULT, "history.receipts", receipts)
     await engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.HYBRID, policy))
     own = np.zeros(384, np.float32)
@@ -51,12 +51,12 @@ async def fill(engine: Engine, receipts: int = 0) -> None:
     await observe(engine, observation("a vector of my own", vector=own), *[observation(text) for text in TEXTS])
 
 
-async def asked(engine: Engine) -> list[tuple[str, float]]:
+async def asked(engine: PartsEngine) -> list[tuple[str, float]]:
     answer = await engine.recall(NAMESPACE, "joy", Query("what does Bob like", now_us=1_900_000_000_000_000, limit=9))
     return [(one.fragment.id, one.scored.score) for one in answer.recollections]
 
 
-async def store_as_before(engine: Engine, data_dir: Path, noise: float = 0.0) -> None:
+async def store_as_before(engine: PartsEngine, data_dir: Path, noise: float = 0.0) -> None:
     """Write all vectors as an earlier server did: float32, and `noise` that float16 cannot hold."""
     image = await check(engine, "joy")
     (number,) = query_rows(data_dir, "SELECT number FROM memories")[0]

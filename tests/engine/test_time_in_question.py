@@ -17,11 +17,11 @@ from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
 from memstream_server.core.ranking import FORMULA
 from memstream_server.core.scores import PARTS, TIMED_PARTS
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.recall import standing_query
 from memstream_server.engine.requests import AckLevel, NewMemory, Query, RecallAnswer
 from memstream_server.engine.runtime.clock import Clock
 from tests.engine.conftest import open_engine
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import SettableClock, observation
 from tests.support.scripted_models import VECTOR_BYTES
 
@@ -38,7 +38,7 @@ LAST_WEEK = Query("What was that last week?", now_us=NOW_US, reinforce=False, wo
 PLAIN = replace(LAST_WEEK, text="What did we have for lunch with Anna?")
 
 
-async def remember(engine: Engine, diary: dict[str, datetime] = DIARY, policy: Policy = DEFAULT) -> None:
+async def remember(engine: PartsEngine, diary: dict[str, datetime] = DIARY, policy: Policy = DEFAULT) -> None:
     await engine.memories.create(NewMemory("test", "joy", MemoryKind.HYBRID, policy))
     said = [
         observation(text, observe_time_us=int(at.timestamp()) * 1_000_000, session=str(at.date()))
@@ -47,7 +47,7 @@ async def remember(engine: Engine, diary: dict[str, datetime] = DIARY, policy: P
     await engine.observe_batch("test", "joy", "once", 1, said, AckLevel.STORED)
 
 
-async def ask(engine: Engine, query: Query) -> RecallAnswer:
+async def ask(engine: PartsEngine, query: Query) -> RecallAnswer:
     return await engine.recall("test", "joy", query)
 
 
@@ -62,7 +62,7 @@ def parts_of(answer: RecallAnswer) -> list[tuple[str, float, Sequence[tuple[str,
     ]
 
 
-async def test_fragment_of_the_week_comes_first_without_its_words(engine: Engine) -> None:
+async def test_fragment_of_the_week_comes_first_without_its_words(engine: PartsEngine) -> None:
     await remember(engine)
     answer = await ask(engine, LAST_WEEK)
     assert contents(answer)[0] == "Painted the fence green"
@@ -70,7 +70,7 @@ async def test_fragment_of_the_week_comes_first_without_its_words(engine: Engine
     assert answer.formula == FORMULA
 
 
-async def test_a_window_adds_candidates_beyond_those_of_the_legs(engine: Engine) -> None:
+async def test_a_window_adds_candidates_beyond_those_of_the_legs(engine: PartsEngine) -> None:
     lunches = {f"What was that lunch of week {n}": NOW - timedelta(days=30 + n) for n in range(8)}
     policy = with_value(DEFAULT, "recall.candidates", 2)
     await remember(engine, {**lunches, "Zyx": NOW - timedelta(days=7)}, policy)
@@ -79,19 +79,19 @@ async def test_a_window_adds_candidates_beyond_those_of_the_legs(engine: Engine)
     assert "Zyx" not in contents(await ask(engine, replace(asked, interpret_time=False)))
 
 
-async def test_nothing_outside_the_window_is_left_out(engine: Engine) -> None:
+async def test_nothing_outside_the_window_is_left_out(engine: PartsEngine) -> None:
     await remember(engine)
     assert sorted(contents(await ask(engine, LAST_WEEK))) == sorted(DIARY)
 
 
-async def test_only_a_filter_restricts_the_answer_to_a_time(engine: Engine) -> None:
+async def test_only_a_filter_restricts_the_answer_to_a_time(engine: PartsEngine) -> None:
     await remember(engine)
     (week,) = (await ask(engine, LAST_WEEK)).interpreted
     chosen = Filter(observe_from_us=week.window.start_us, observe_until_us=week.window.end_us)
     assert contents(await ask(engine, replace(LAST_WEEK, filter=chosen))) == ["Painted the fence green"]
 
 
-async def test_scores_with_a_time_part_are_exact_sums(engine: Engine) -> None:
+async def test_scores_with_a_time_part_are_exact_sums(engine: PartsEngine) -> None:
     await remember(engine)
     for one in (await ask(engine, replace(LAST_WEEK, near_misses=5))).recollections:
         assert [part.name for part in one.scored.parts] == list(TIMED_PARTS)
@@ -100,13 +100,13 @@ async def test_scores_with_a_time_part_are_exact_sums(engine: Engine) -> None:
         assert (named["time"].value == 1) is (one.fragment.content == "Painted the fence green")
 
 
-async def test_time_part_is_weighted_like_relevance(engine: Engine) -> None:
+async def test_time_part_is_weighted_like_relevance(engine: PartsEngine) -> None:
     await remember(engine)
     for one in (await ask(engine, replace(LAST_WEEK, beta=0.5))).recollections:
         assert one.scored.parts[-1].weight == 0.5 * 0.1
 
 
-async def test_without_a_phrase_the_ranking_is_the_same_to_the_bit(engine: Engine) -> None:
+async def test_without_a_phrase_the_ranking_is_the_same_to_the_bit(engine: PartsEngine) -> None:
     await remember(engine)
     with_time, without = await ask(engine, PLAIN), await ask(engine, replace(PLAIN, interpret_time=False))
     assert parts_of(with_time) == parts_of(without)
@@ -114,21 +114,21 @@ async def test_without_a_phrase_the_ranking_is_the_same_to_the_bit(engine: Engin
     assert with_time.interpreted == ()
 
 
-async def test_query_turns_the_interpretation_off(engine: Engine) -> None:
+async def test_query_turns_the_interpretation_off(engine: PartsEngine) -> None:
     await remember(engine)
     answer = await ask(engine, replace(LAST_WEEK, interpret_time=False))
     assert answer.interpreted == ()
     assert all(part.name != "time" for one in answer.recollections for part in one.scored.parts)
 
 
-async def test_dbgpt_ranking_interprets_no_time(engine: Engine) -> None:
+async def test_dbgpt_ranking_interprets_no_time(engine: PartsEngine) -> None:
     await remember(engine, policy=DBGPT)
     answers = [await ask(engine, replace(LAST_WEEK, interpret_time=on)) for on in (True, False)]
     assert [each.interpreted for each in answers] == [(), ()]
     assert parts_of(answers[0]) == parts_of(answers[1])
 
 
-async def test_question_for_a_time_alone_is_weak_only_without_one(engine: Engine) -> None:
+async def test_question_for_a_time_alone_is_weak_only_without_one(engine: PartsEngine) -> None:
     await remember(engine)
     for text, weak in (
         ("What did we do last week?", False),
@@ -138,7 +138,7 @@ async def test_question_for_a_time_alone_is_weak_only_without_one(engine: Engine
         assert (await ask(engine, replace(LAST_WEEK, text=text))).weak is weak, text
 
 
-async def test_zone_of_the_query_decides_the_day(engine: Engine) -> None:
+async def test_zone_of_the_query_decides_the_day(engine: PartsEngine) -> None:
     await remember(engine, {"Late call": datetime(2023, 11, 14, 23, 30, tzinfo=UTC), "Tea": NOW - timedelta(days=9)})
     asked = replace(LAST_WEEK, text="What was there yesterday?")
     utc, kiribati = await ask(engine, asked), await ask(engine, replace(asked, zone=ZoneInfo("Pacific/Kiritimati")))
@@ -150,7 +150,7 @@ async def test_zone_of_the_query_decides_the_day(engine: Engine) -> None:
     assert los_angeles.interpreted[0].window.start_us == int(datetime(2023, 11, 15, 8, tzinfo=UTC).timestamp()) * 10**6
 
 
-async def test_auto_language_detects_the_question(engine: Engine) -> None:
+async def test_auto_language_detects_the_question(engine: PartsEngine) -> None:
     await remember(engine, policy=with_value(DEFAULT, "language", "auto"))
     asked = replace(LAST_WEEK, text="Was haben wir in der letzten Woche eigentlich alles gemacht?")
     assert [each.phrase for each in (await ask(engine, asked)).interpreted] == ["letzten Woche"]
@@ -158,7 +158,7 @@ async def test_auto_language_detects_the_question(engine: Engine) -> None:
     assert (await ask(engine, plain)).interpreted == ()
 
 
-async def test_memory_that_answers_in_order_keeps_its_order(engine: Engine) -> None:
+async def test_memory_that_answers_in_order_keeps_its_order(engine: PartsEngine) -> None:
     await engine.memories.create(NewMemory("test", "joy", MemoryKind.SHORT_TERM, DEFAULT))
     said = [observation(text, observe_time_us=int(at.timestamp()) * 1_000_000) for text, at in DIARY.items()]
     await engine.observe_batch("test", "joy", "once", 1, said, AckLevel.STORED)

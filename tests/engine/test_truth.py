@@ -16,13 +16,13 @@ from memstream_server.core.policy import DBGPT, DEFAULT, Overflow, Policy, Truth
 from memstream_server.core.ranking import Stage
 from memstream_server.core.scores import PARTS
 from memstream_server.core.values import Fragment, MemoryKind, TruthStatus
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, FragmentNotFound, InvalidField
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.recall import standing_query
 from memstream_server.engine.requests import AckLevel, AsOf, NewMemory, NewObservation, Query, RecallAnswer
 from memstream_server.engine.runtime.clock import Clock
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, check_index
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import SettableClock, observation
 from tests.engine.test_standing import following
 from tests.support.scripted_models import VECTOR_BYTES, ScriptedEmbedder, ScriptedInsights
@@ -35,17 +35,17 @@ NAMED = (NAMESPACE, "joy")
 SECOND_US = 1_000_000
 
 
-async def create(engine: Engine, kind: MemoryKind = MemoryKind.HYBRID, policy: Policy = DEFAULT) -> None:
+async def create(engine: PartsEngine, kind: MemoryKind = MemoryKind.HYBRID, policy: Policy = DEFAULT) -> None:
     await engine.memories.create(NewMemory(*NAMED, kind, policy))
 
 
-async def observe(engine: Engine, *items: str | NewObservation, level: AckLevel = AckLevel.STORED) -> list[str]:
+async def observe(engine: PartsEngine, *items: str | NewObservation, level: AckLevel = AckLevel.STORED) -> list[str]:
     new = [observation(item) if isinstance(item, str) else item for item in items]
     done = await engine.observe_batch(*NAMED, "", 1, new, level)
     return [outcome.fragment for outcome in done.outcomes]
 
 
-async def recall(engine: Engine, text: str = WHERE, **asked: object) -> RecallAnswer:
+async def recall(engine: PartsEngine, text: str = WHERE, **asked: object) -> RecallAnswer:
     return await engine.recall(*NAMED, Query(text=text, **({"reinforce": False} | asked)))  # type: ignore[arg-type]  # real fields
 
 
@@ -53,7 +53,7 @@ def contents(answer: RecallAnswer) -> list[str]:
     return [one.fragment.content for one in answer.recollections]
 
 
-async def listed(engine: Engine, truth: Truth = Truth.ALL) -> dict[str, Fragment]:
+async def listed(engine: PartsEngine, truth: Truth = Truth.ALL) -> dict[str, Fragment]:
     found, _, _, _ = await engine.fragments.list_page(*NAMED, Listing(truth=truth), -1, 1_000)
     return {one.content: one for one in found}
 
@@ -125,7 +125,7 @@ async def test_memory_beyond_ram_recalls_what_is_current(tmp_path: Path) -> None
             last = f"{PARIS}, in street {number}"
             (before,) = await observe(parts.engine, observation(last, supersedes=(before,)))
         await check_index(parts, "joy")
-        async with parts.engine._registry.use(*NAMED) as actor:
+        async with parts.actors.use(*NAMED) as actor:
             assert actor.working.dense is None
         assert contents(await recall(parts.engine, PARIS)) == [last]
         assert len((await recall(parts.engine, PARIS, truth=Truth.ALL, limit=20)).recollections) > 1
@@ -247,7 +247,7 @@ async def test_reflection_is_shown_what_is_current(tmp_path: Path) -> None:
 # ---- what is refused
 
 
-async def refusal(engine: Engine, item: NewObservation) -> EngineError:
+async def refusal(engine: PartsEngine, item: NewObservation) -> EngineError:
     with pytest.raises(EngineError) as caught:
         await observe(engine, item)
     return caught.value
@@ -335,7 +335,7 @@ async def test_external_id_that_is_not_yet_received_may_be_superseded(tmp_path: 
         await create(parts.engine)
         release = parts.journal.hold("receive")
         calls = []
-        async with parts.engine._registry.use(*NAMED) as actor:
+        async with parts.actors.use(*NAMED) as actor:
             for item in (observation(PARIS, external_id="a"), observation(BERLIN, supersedes=("a",))):
                 calls.append(asyncio.create_task(observe(parts.engine, item, level=AckLevel.RECEIVED)))
 

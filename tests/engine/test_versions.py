@@ -14,7 +14,6 @@ from memstream_server.core.events import EventType
 from memstream_server.core.filters import Listing
 from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import Fragment, MemoryKind, Tier
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import CursorCompacted, CursorVoid, EngineError, EtagMismatch, FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AsOf, MemoryChange, Query, fragment_etag
@@ -22,6 +21,7 @@ from memstream_server.engine.runtime.call_context import PRINCIPAL
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.journal.records import Version
 from tests.engine.assembled import NAMESPACE, assembled, check, events_of
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import SettableClock, observation
 from tests.engine.test_fragments import create, keyed, live, observe
 from tests.support.scripted_models import VECTOR_BYTES
@@ -36,29 +36,29 @@ def clock() -> SettableClock:
 
 
 @pytest.fixture
-async def engine(tmp_path: Path, clock: SettableClock) -> AsyncIterator[Engine]:
+async def engine(tmp_path: Path, clock: SettableClock) -> AsyncIterator[PartsEngine]:
     async with assembled(tmp_path, clock=Clock(now_us=clock.now_us), maintenance_interval_s=3_600.0) as parts:
         yield parts.engine
 
 
-async def change(engine: Engine, id_: str, **values: object) -> int:
+async def change(engine: PartsEngine, id_: str, **values: object) -> int:
     wanted = FragmentChange(id=id_, **values)  # type: ignore[arg-type]  # tests name real fields
     return (await engine.fragments.update(*JOY, wanted))[1]
 
 
-async def history(engine: Engine, id_: str) -> list[Version]:
+async def history(engine: PartsEngine, id_: str) -> list[Version]:
     return (await engine.fragments.read_history(*JOY, id_))[1]
 
 
-async def said(engine: Engine, id_: str) -> list[str]:
+async def said(engine: PartsEngine, id_: str) -> list[str]:
     return [one.fragment.content for one in await history(engine, id_)]
 
 
-async def at(engine: Engine, id_: str, revision: int) -> str:
+async def at(engine: PartsEngine, id_: str, revision: int) -> str:
     return (await engine.past.get(*JOY, AsOf(revision=revision), id_))[0].content
 
 
-async def test_an_update_keeps_what_was_said_and_who_replaced_it(engine: Engine, clock: SettableClock) -> None:
+async def test_an_update_keeps_what_was_said_and_who_replaced_it(engine: PartsEngine, clock: SettableClock) -> None:
     await create(engine)
     (id_,) = await observe(engine, keyed("lives in Paris"))
     PRINCIPAL.set("key:alice")
@@ -76,7 +76,7 @@ async def test_an_update_keeps_what_was_said_and_who_replaced_it(engine: Engine,
     assert [await at(engine, id_, one.replaced - 1) for one in versions] == ["lives in Rome", "lives in Paris"]
 
 
-async def test_the_oldest_versions_beyond_the_policy_go(engine: Engine) -> None:
+async def test_the_oldest_versions_beyond_the_policy_go(engine: PartsEngine) -> None:
     await create(engine, with_value(DEFAULT, "history.versions", 2))
     (id_, other) = await observe(engine, "one", "untouched")
     revisions = [await change(engine, id_, content=text) for text in ("two", "three", "four")]
@@ -94,7 +94,7 @@ async def test_the_oldest_versions_beyond_the_policy_go(engine: Engine) -> None:
             await reading
 
 
-async def test_versions_go_after_the_time_of_the_policy(engine: Engine, clock: SettableClock) -> None:
+async def test_versions_go_after_the_time_of_the_policy(engine: PartsEngine, clock: SettableClock) -> None:
     await create(engine, with_value(DEFAULT, "history.version_retention_s", 86_400))
     (id_,) = await observe(engine, "one")
     await change(engine, id_, content="two")
@@ -104,7 +104,7 @@ async def test_versions_go_after_the_time_of_the_policy(engine: Engine, clock: S
     assert await said(engine, id_) == []
 
 
-async def test_no_versions_are_kept_when_the_policy_is_off(engine: Engine) -> None:
+async def test_no_versions_are_kept_when_the_policy_is_off(engine: PartsEngine) -> None:
     uid = await create(engine)
     (id_,) = await observe(engine, "one")
     await change(engine, id_, content="two")
@@ -118,7 +118,7 @@ async def test_no_versions_are_kept_when_the_policy_is_off(engine: Engine) -> No
     assert [one.type for one in await events_of(engine, uid)].count(EventType.UPDATED) == 2
 
 
-async def test_restoring_a_version_is_a_change_that_names_it(engine: Engine) -> None:
+async def test_restoring_a_version_is_a_change_that_names_it(engine: PartsEngine) -> None:
     uid = await create(engine)
     (id_,) = await observe(engine, observation("lives in Paris", metadata=(("sure", True),), importance=0.9))
     version = await change(engine, id_, content="lives in Rome", metadata=(), importance=0.1, pinned=True)
@@ -138,7 +138,7 @@ async def test_restoring_a_version_is_a_change_that_names_it(engine: Engine) -> 
 
 
 @pytest.mark.parametrize("version", [1, 2, 99])
-async def test_an_unknown_version_changes_nothing(engine: Engine, version: int) -> None:
+async def test_an_unknown_version_changes_nothing(engine: PartsEngine, version: int) -> None:
     await create(engine)
     (id_,) = await observe(engine, "one")
     await change(engine, id_, content="two")
@@ -150,7 +150,7 @@ async def test_an_unknown_version_changes_nothing(engine: Engine, version: int) 
     assert await engine.memories.get(*JOY) == before
 
 
-async def test_the_restored_vector_of_a_client_is_its_own(engine: Engine) -> None:
+async def test_the_restored_vector_of_a_client_is_its_own(engine: PartsEngine) -> None:
     await create(engine, kind=MemoryKind.LONG_TERM)
     vector = HashingEmbedder().vectors(["a tree"])[0]
     (id_,) = await observe(engine, observation("one", vector=vector))
@@ -162,24 +162,24 @@ async def test_the_restored_vector_of_a_client_is_its_own(engine: Engine) -> Non
     assert found.fragment.own_vector
 
 
-async def erased(engine: Engine, *ids: str) -> None:
+async def erased(engine: PartsEngine, *ids: str) -> None:
     operation = await engine.erasing.start(*JOY, ids)
     await engine.operations.wait_for_end(operation.id)
 
 
-async def test_erasing_and_clearing_remove_the_versions(engine: Engine) -> None:
+async def test_erasing_and_clearing_remove_the_versions(engine: PartsEngine) -> None:
     uid = await create(engine)
     one, two, three = await observe(engine, "one", "two", "three")
     for id_ in (one, two, three):
         await change(engine, id_, content=f"{id_} changed")
     await erased(engine, one)
-    assert set(await engine._journal.version_keys(uid)) == {two, three}
+    assert set(await engine.journal.version_keys(uid)) == {two, three}
     await engine.fragments.clear(*JOY, [Tier.SHORT_TERM])
-    assert await engine._journal.version_keys(uid) == {}
+    assert await engine.journal.version_keys(uid) == {}
     await check(engine, "joy")
 
 
-async def test_an_erased_fragment_is_absent_from_the_past(engine: Engine) -> None:
+async def test_an_erased_fragment_is_absent_from_the_past(engine: PartsEngine) -> None:
     await create(engine)
     one, two = await observe(engine, "one tree", "two trees")
     before = (await engine.memories.get(*JOY)).revision
@@ -203,7 +203,7 @@ MERGING = with_value(
 )
 
 
-async def test_erasing_a_source_removes_versions_that_hold_its_words(engine: Engine) -> None:
+async def test_erasing_a_source_removes_versions_that_hold_its_words(engine: PartsEngine) -> None:
     uid = await create(engine, MERGING)
     (anchor,) = await observe(engine, "Bob likes green tea")
     (source,) = await observe(engine, "Bob likes green tea today")
@@ -214,12 +214,12 @@ async def test_erasing_a_source_removes_versions_that_hold_its_words(engine: Eng
     await change(engine, anchor, content=f"{merged.content};and coffee")
     await erased(engine, source)
     assert (await live(engine))[0].content == "Bob likes green tea;and coffee"
-    assert await engine._journal.version_keys(uid) == {}
+    assert await engine.journal.version_keys(uid) == {}
     assert (await engine.past.list_page(*JOY, AsOf(revision=before), Listing(), -1, 9))[0] == []
     await check(engine, "joy")
 
 
-async def test_erasing_a_source_that_is_gone_removes_versions(engine: Engine) -> None:
+async def test_erasing_a_source_that_is_gone_removes_versions(engine: PartsEngine) -> None:
     """The version holds words that neither the content nor the policy shows any more."""
     uid = await create(engine, MERGING)
     (anchor,) = await observe(engine, "Bob likes green tea")
@@ -230,7 +230,7 @@ async def test_erasing_a_source_that_is_gone_removes_versions(engine: Engine) ->
     await engine.memories.update(*JOY, MemoryChange(policy=plain))
     assert await said(engine, anchor) == ["Bob likes green tea;Bob likes green tea today", "Bob likes green tea"]
     await erased(engine, source)
-    assert await engine._journal.version_keys(uid) == {}
+    assert await engine.journal.version_keys(uid) == {}
     assert [(one.content, one.sources) for one in await live(engine)] == [("Bob likes coffee", ())]
 
 
@@ -243,7 +243,7 @@ async def test_erasing_a_source_that_is_gone_removes_versions(engine: Engine) ->
         (AsOf(time_us=32_503_680_000_000_000), CursorVoid),
     ],
 )
-async def test_a_moment_out_of_range_is_refused(engine: Engine, as_of: AsOf, expected: type[EngineError]) -> None:
+async def test_a_moment_out_of_range_is_refused(engine: PartsEngine, as_of: AsOf, expected: type[EngineError]) -> None:
     await create(engine)
     (id_,) = await observe(engine, "one")
     for reading in (
@@ -257,13 +257,13 @@ async def test_a_moment_out_of_range_is_refused(engine: Engine, as_of: AsOf, exp
             assert error.value.details == {"oldest_revision": "1"}
 
 
-async def test_a_pruned_log_reaches_as_far_as_it_is_exact(engine: Engine, clock: SettableClock) -> None:
+async def test_a_pruned_log_reaches_as_far_as_it_is_exact(engine: PartsEngine, clock: SettableClock) -> None:
     uid = await create(engine, with_value(DEFAULT, "retention.event_retention_s", 3_600))
     (old,) = await observe(engine, "from before")
     clock.offset_us += DAY_US
     await engine.run_maintenance()
     (new,) = await observe(engine, "after it")
-    first = (await engine._journal.list_events(uid, 0, 1))[0].revision
+    first = (await engine.journal.list_events(uid, 0, 1))[0].revision
     assert first > 2
     assert [await at(engine, id_, first) for id_ in (old, new)] == ["from before", "after it"]
     with pytest.raises(CursorCompacted):
@@ -290,7 +290,7 @@ async def test_a_memory_too_large_for_ram_has_a_past(tmp_path: Path) -> None:
         assert past.recollections[0].scored.cosine == then.recollections[0].scored.cosine
 
 
-async def test_pages_of_the_past_continue_where_they_ended(engine: Engine) -> None:
+async def test_pages_of_the_past_continue_where_they_ended(engine: PartsEngine) -> None:
     await create(engine)
     ids = await observe(engine, *[f"thing {number}" for number in range(7)])
     as_of = AsOf(revision=(await engine.memories.get(*JOY)).revision)

@@ -142,7 +142,7 @@ async def test_late_refresh_shows_the_same(
 async def test_pending_rows_stay_bounded(tmp_path: Path, size: int) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine)
-        async with parts.engine._registry.use(*NAME) as actor:
+        async with parts.actors.use(*NAME) as actor:
             waiting = list[int]()
             for number in range(working_set.UNSHOWN_MAX * 3):
                 batch = [observation(f"line {number} {place}") for place in range(size)]

@@ -24,7 +24,7 @@ from tests.support.statement_recorder import Statement, record_suite
 pytestmark = journals.only_sqlite("tests/toolchains/test_statements_on_postgres.py explains on PostgreSQL")
 
 STORES = (
-    "tests/journal" if THOROUGH else "tests/journal/test_sqlite.py",
+    *(("tests/journal",) if THOROUGH else ("tests/journal/test_sqlite.py", "tests/journal/test_directory.py")),
     "tests/conversations/test_store.py",
     "tests/operations/test_store.py",
     "tests/engine/test_reembedding.py",
@@ -72,7 +72,15 @@ def test_no_trigger_scans(tables: Connection) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_no_statement_of_the_engine_scans(tables: Connection, tmp_path: Path) -> None:
-    suite = (*STORES[:3], "tests/engine", "tests/transfer", "tests/rpc", "tests/access")
+    suite = (
+        "tests/journal",
+        "tests/conversations/test_store.py",
+        "tests/operations/test_store.py",
+        "tests/engine",
+        "tests/transfer",
+        "tests/rpc",
+        "tests/access",
+    )
     assert explain(tables, record_suite(tmp_path, *suite, THIS)) == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from memstream_server.engine.runtime.ownership import Ownership
 from memstream_server.engine.settings import LeaseTimes
 from memstream_server.ports.journal.errors import OutcomeUnknown
 from memstream_server.ports.journal.records import Answer
-from memstream_server.ports.operations import Operation, OperationState
+from memstream_server.ports.operations import Operation, Operations, OperationState
 from memstream_server.rpc.errors import failure_of
 from tests.support import journals
 from tests.support.waiting import until
@@ -33,12 +33,35 @@ from tests.support.waiting import until
 CLOCK = Clock()
 
 
+class Runner(OperationRunner):
+    """The runner of the product, with public names for what tests read."""
+
+    @property
+    def store(self) -> Operations:
+        """Where the operations are."""
+        return self._store
+
+    @property
+    def ownership(self) -> Ownership:
+        """Which operations are this process's."""
+        return self._ownership
+
+    @property
+    def live(self) -> Collection[str]:
+        """The ids of operations that run here."""
+        return self._live
+
+    def begin_task(self, operation: Operation) -> None:
+        """Run an operation that was claimed."""
+        self._begin_task(operation)
+
+
 @asynccontextmanager
-async def runner(data: Path, work: Work, *, clock: Clock = CLOCK, **how: bool | int) -> AsyncIterator[OperationRunner]:
+async def runner(data: Path, work: Work, *, clock: Clock = CLOCK, **how: bool | int) -> AsyncIterator[Runner]:
     """A runner of one type, "t", on the journal of `data`; what it had not done is left at the end."""
     journal = await journals.open_test_journal(data, clock.now_us)
     alone = Ownership(None, journal, clock, LeaseTimes())
-    made = OperationRunner(journal.operations, clock, Ids(clock), failure_of, alone)
+    made = Runner(journal.operations, clock, Ids(clock), failure_of, alone)
     made.register_type("t", "things", work, **how)  # type: ignore[arg-type]  # at_once and in_turn
     await made.resume()
     try:
@@ -128,15 +151,15 @@ async def test_an_operation_that_just_began_is_cancelled(tmp_path: Path) -> None
     gate = Gate()
     async with runner(tmp_path, gate) as runs:
         waiting = Operation("01J00000000000000000000000", "t", "ns", "a", "", process=0)
-        await runs._store.create(waiting)
-        ask_cancel = runs._store.ask_cancel
+        await runs.store.create(waiting)
+        ask_cancel = runs.store.ask_cancel
 
         async def asked(id: str) -> Operation | None:
             found = await ask_cancel(id)
-            runs._begin_task(waiting)  # claimed meanwhile, and its task has not run its first step
+            runs.begin_task(waiting)  # claimed meanwhile, and its task has not run its first step
             return found
 
-        runs._store.ask_cancel = asked  # type: ignore[method-assign]  # for this one
+        runs.store.ask_cancel = asked  # type: ignore[method-assign]  # for this one
         async with asyncio.timeout(60):
             assert (await runs.cancel(waiting.id)).state is OperationState.CANCELLED
 
@@ -159,7 +182,7 @@ async def test_cancelling_begun_work_runs_its_undo_even_while_queued(
         before = Operation("01J00000000000000000000000", "t", "", "", "", state=OperationState.RUNNING, process=0)
         await runs.start("t", "", "", "")
         await gate.begun(1)
-        await runs._store.create(before)
+        await runs.store.create(before)
         await runs.resume()
         assert (await runs.cancel(before.id)).cancel_asked
         gate.open.set()
@@ -241,7 +264,7 @@ async def test_an_operation_with_an_unknown_write_is_done_if_written(
 ) -> None:
     gate = Gate()
     async with runner(tmp_path, gate) as runs:
-        create = runs._store.create
+        create = runs.store.create
 
         async def done(operation: Operation, answer: Answer | None = None) -> None:
             await create(operation, answer)
@@ -250,12 +273,12 @@ async def test_an_operation_with_an_unknown_write_is_done_if_written(
         async def lost(operation: Operation, answer: Answer | None = None) -> None:
             raise OutcomeUnknown("the commit failed")
 
-        monkeypatch.setattr(runs._store, "create", done)
+        monkeypatch.setattr(runs.store, "create", done)
         started = await runs.start("t", "ns", "a", "")
         await gate.begun(1)
         gate.open.set()
         assert (await runs.wait_for_end(started.id)).state is OperationState.SUCCEEDED
-        monkeypatch.setattr(runs._store, "create", lost)
+        monkeypatch.setattr(runs.store, "create", lost)
         with pytest.raises(JournalUnavailable):
             await runs.start("t", "ns", "a", "")
 
@@ -266,7 +289,7 @@ async def test_an_operation_written_at_lease_loss_is_left_to_others(
     """Another process may have claimed it by then: both would do it."""
     gate, number = Gate(), [5]
     async with runner(tmp_path, gate) as runs:
-        create, ownership = runs._store.create, runs._ownership
+        create, ownership = runs.store.create, runs.ownership
         left = [0, 6]  # taken from the end: first with a new lease, then without a lease
 
         async def done(operation: Operation, answer: Answer | None = None) -> None:
@@ -276,16 +299,16 @@ async def test_an_operation_written_at_lease_loss_is_left_to_others(
         monkeypatch.setattr(Ownership, "number", property(lambda _: number[0]))
         monkeypatch.setattr(Ownership, "shared", True)
         monkeypatch.setattr(ownership, "is_valid", lambda: bool(number[0]))
-        monkeypatch.setattr(runs._store, "create", done)
+        monkeypatch.setattr(runs.store, "create", done)
         while left:
             number[0] = 5
             started = await runs.start("t", "ns", "a", "")
             assert started.process == 5
-            assert not runs._live
+            assert not runs.live
         number[0] = 7
         await runs.resume()
         await gate.begun(1)
-        rows = await runs._store.list_page("", "", "", 5)
+        rows = await runs.store.list_page("", "", "", 5)
         assert [row.process for row in rows] == [7, 7]
         gate.open.set()
         for row in rows:
@@ -337,19 +360,19 @@ async def test_an_operation_of_another_process_is_handed_over(tmp_path: Path, mo
         raise OwnedElsewhere("another server owns the memory", retry_after_s=0.1)
 
     async with runner(tmp_path, work) as runs:
-        claim, failures = runs._store.claim, [OutcomeUnknown("away")]
+        claim, failures = runs.store.claim, [OutcomeUnknown("away")]
 
         async def claimed(id: str, process: int | None, former: int | None) -> bool:
             if failures:
                 raise failures.pop()
             return await claim(id, process, former)
 
-        monkeypatch.setattr(runs._store, "claim", claimed)
+        monkeypatch.setattr(runs.store, "claim", claimed)
         started = await runs.start("t", "ns", "a", "")
 
         async def given_away() -> bool:
-            row = await runs._store.get(started.id)
-            return row is not None and row.process is None and started.id not in runs._live
+            row = await runs.store.get(started.id)
+            return row is not None and row.process is None and started.id not in runs.live
 
         await until(given_away)
 

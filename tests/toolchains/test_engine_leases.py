@@ -19,13 +19,13 @@ from memstream_server.app.models import Models
 from memstream_server.app.opening import record_space
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import EngineError, LeaseLost, OwnedElsewhere
 from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, Query
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.observability import Metrics
 from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.settings import Settings
+from tests.engine.engine_parts import PartsEngine
 from tests.support.memory_index import MemoryIndex
 from tests.support.scripted_models import ScriptedEmbedder
 from tests.support.waiting import until
@@ -65,7 +65,7 @@ class SlowEmbedder(ScriptedEmbedder):
 @asynccontextmanager
 async def engine_on(
     url: str, manual: ManualTime, embedder: ScriptedEmbedder, index: MemoryIndex, **settings: Any
-) -> AsyncIterator[Engine]:
+) -> AsyncIterator[PartsEngine]:
     """One of several engines on a database, built as the server does it."""
     chosen = Settings(lease_s=LEASE_S, lease_renew_s=0.1, index_flush_interval_s=0.05, **settings)
     shared = {"shared": True, "lease_s": LEASE_S}
@@ -74,7 +74,7 @@ async def engine_on(
     models = Models(embedder)
     space, embedding = await record_space(journal, embedder, chosen)
     parts = engine_parts(chosen, journal, index, models, embedding, Metrics(), manual.clock)
-    engine = Engine(parts, space)
+    engine = PartsEngine(parts, space)
     await engine.start()
     try:
         yield engine
@@ -83,12 +83,12 @@ async def engine_on(
         await journal.close()
 
 
-async def observe(engine: Engine, name: str, content: str) -> None:
+async def observe(engine: PartsEngine, name: str, content: str) -> None:
     item = NewObservation(content=content, digest=content.encode().ljust(16)[:16])
     await engine.observe_batch("comedy", name, "", 1, [item], AckLevel.STORED)
 
 
-async def recall_contents(engine: Engine, name: str, text: str) -> set[str]:
+async def recall_contents(engine: PartsEngine, name: str, text: str) -> set[str]:
     answer = await engine.recall("comedy", name, Query(text=text, reinforce=False))
     return {one.fragment.content for one in answer.recollections}
 
@@ -121,7 +121,7 @@ async def test_nothing_is_served_from_ram_after_the_lease_expired(url: str) -> N
         assert (await engine.memories.get("comedy", "joy")).epoch == 3
 
 
-async def _can_recall(engine: Engine) -> bool:
+async def _can_recall(engine: PartsEngine) -> bool:
     try:
         return await recall_contents(engine, "joy", "words") == {"words"}
     except EngineError:
@@ -145,7 +145,7 @@ async def test_only_memories_evicted_from_ram_can_be_taken(url: str) -> None:
             await recall_contents(one, "a", "words")
 
 
-async def _can_observe(engine: Engine, name: str) -> bool:
+async def _can_observe(engine: PartsEngine, name: str) -> bool:
     try:
         await observe(engine, name, "words of two")
     except OwnedElsewhere:
@@ -160,8 +160,8 @@ async def test_an_operation_with_an_unanswered_commit_is_done(
     """The lease and its claims end with the session: no operation stays claimed but not done."""
     async with engine_on(url, ManualTime(), ScriptedEmbedder(), MemoryIndex()) as engine:
         await until(lambda: _is_leader(engine))
-        assert isinstance(engine._journal, SqlJournal)
-        number, database, store = engine.ownership.number, engine._journal._database, engine._storage.operations
+        assert isinstance(engine.journal, SqlJournal)
+        number, database, store = engine.ownership.number, engine.journal._database, engine.storage.operations
         commit, written, cut = database.commit, getattr(store, write), [True]
         writing: list[bool] = []
 
@@ -177,7 +177,7 @@ async def test_an_operation_with_an_unanswered_commit_is_done(
 
         monkeypatch.setattr(store, write, armed)
         monkeypatch.setattr(database, "commit", unanswered)
-        asked = Operation(engine._runtime.ids.next_id(), "reindex", "", "", '{"embed": false}')
+        asked = Operation(engine.runtime.ids.next_id(), "reindex", "", "", '{"embed": false}')
         if write == "claim":
             await store.create(asked)
         else:
@@ -204,13 +204,13 @@ async def test_one_engine_writes_the_index_and_the_others_follow(url: str) -> No
         session.close()
         uid = (await two.memories.get("comedy", "joy")).uid
         assert await index.count(uid) == 20
-        actor = two._registry.peek(uid)
+        actor = two.actors.peek(uid)
         assert actor is not None
         await until(lambda: _is_indexed(actor))
         assert not two.ownership.leads
 
 
-async def _is_leader(engine: Engine) -> bool:
+async def _is_leader(engine: PartsEngine) -> bool:
     return engine.ownership.leads
 
 

@@ -13,11 +13,11 @@ from memstream_server.adapters.journal import open_journal
 from memstream_server.adapters.models.hashing import computed_spaces
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import OwnedElsewhere
 from memstream_server.engine.requests import NewMemory, Query
 from memstream_server.engine.runtime.clock import Clock
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, hasty
+from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
 from tests.engine.test_fragments import observe
 from tests.engine.test_images import (
@@ -54,7 +54,7 @@ async def joined(data_dir: Path, url: str) -> AsyncIterator[Assembled]:
         yield parts
 
 
-async def remember(engine: Engine, postgres: Cluster, url: str) -> tuple[str, dict[str, bytes]]:
+async def remember(engine: PartsEngine, postgres: Cluster, url: str) -> tuple[str, dict[str, bytes]]:
     """(a fragment of a new memory, bytes of it that an image holds)."""
     await engine.memories.create(NewMemory(NAMESPACE, "joy", MemoryKind.LONG_TERM, DEFAULT))
     secret, _ = await observe(engine, SAID, observation("Bob likes tea"))
@@ -68,7 +68,7 @@ def held_in(data_dir: Path, needles: Mapping[str, bytes]) -> set[str]:
     return {name for name, needle in needles.items() if any(needle in data for data in found)}
 
 
-async def erase(engine: Engine, secret: str) -> None:
+async def erase(engine: PartsEngine, secret: str) -> None:
     await until_done(engine, (await engine.erasing.start(NAMESPACE, "joy", [secret])).id)
 
 
@@ -121,7 +121,7 @@ async def test_a_late_image_of_a_former_owner_is_dropped(
 ) -> None:
     async with joined(tmp_path / "one", url) as one, joined(tmp_path / "two", url) as two:
         secret, needles = await remember(one.engine, postgres, url)
-        images = one.engine._storage.images
+        images = one.engine.storage.images
         written: list[partial[object]] = []
 
         async def write_late(*arguments: object) -> None:
