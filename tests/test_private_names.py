@@ -16,6 +16,7 @@ ALLOWED: dict[str, set[str]] = {
     "tests/access/test_parts.py": {"_settings"},
     "tests/client/test_recall.py": {"_link"},
     "tests/conversations/test_messages.py": {"_link"},
+    "tests/conversations/test_records.py": {"_link"},
     "tests/conversations/test_service.py": {"_link"},
     "tests/conversations/test_watching.py": {"_waiting"},
     "tests/engine/engine_parts.py": {"_write_accesses"},
