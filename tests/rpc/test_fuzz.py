@@ -82,7 +82,12 @@ def messages(of: Descriptor, depth: int = 4) -> st.SearchStrategy[Any]:
             else:
                 setattr(made, field.name, draw(one))
         memory = of.fields_by_name.get("memory")
-        if memory is not None and memory.message_type is None and draw(st.booleans()):
+        if (
+            memory is not None
+            and memory.message_type is None
+            and "namespace" in of.fields_by_name
+            and draw(st.booleans())
+        ):
             made.namespace, made.memory = "ns", "m"  # so that some pass the check of names
         return made
 
