@@ -66,7 +66,7 @@ def restore_as_current(state: State, there: Sequence[Held], newer: Iterable[Frag
 
 
 def _supersedes_any(step: Transition) -> bool:
-    return any(event.type is EventType.SUPERSEDED for event in step.events)
+    return EventType.SUPERSEDED in [event.type for event in step.events]
 
 
 def _newer_in(step: Transition) -> dict[str, str]:

@@ -304,10 +304,8 @@ def _evict_overflow(draft: Draft, rules: _Rules) -> None:
 
 def _weakest_index(held: Sequence[Held]) -> int:
     """Index of the lowest (importance, enhancements), excluding the newest; ties go to the oldest."""
-    return min(
-        range(len(held) - 1),
-        key=lambda place: (held[place].fragment.importance, held[place].fragment.enhancement_count),
-    )
+    weights = [(one.fragment.importance, one.fragment.enhancement_count) for one in held[:-1]]
+    return weights.index(min(weights))
 
 
 def _promote_held(draft: Draft, rules: _Rules, held: Held) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memstream_server.core.events import Event, EventType, Reason
+from memstream_server.core.events import EventType, Reason
 from memstream_server.core.policy import Policy
 from memstream_server.core.transition import anchors_changed
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
@@ -97,12 +97,12 @@ def _erased_evidence(decision: Decision) -> tuple[str, ...]:
     """The fragments whose content leaves for good by request or after the grace period, not by a tier's capacity."""
     if decision.transition is None:
         return decision.erased
-    gone = (event.fragment for event in decision.transition.events if _is_erasing(event))
+    gone = [
+        event.fragment
+        for event in decision.transition.events
+        if event.type is EventType.ERASED or event.reason is Reason.CLEARED
+    ]
     return tuple(dict.fromkeys((*decision.erased, *decision.forgotten_versions, *gone)))
-
-
-def _is_erasing(event: Event) -> bool:
-    return event.type is EventType.ERASED or event.reason is Reason.CLEARED
 
 
 def _build_rows(

@@ -6,7 +6,7 @@ callers embed with the model of the working set, and `EnrichedFragment.in_space`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.models import Embedder, EmbeddingModel
@@ -18,10 +18,11 @@ class Embedding:
 
     model: EmbeddingModel
     embedder: Embedder
+    name: str = field(init=False)
+    """The model's, which every step of a batch compares."""
 
-    @property
-    def name(self) -> str:
-        return self.model.name
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.model.name)
 
     def as_space(self, index_layout: int) -> Space:
         return Space(self.model.name, self.model.dimension, index_layout)
@@ -58,5 +59,7 @@ class Embeddings:
 
     def other_than(self, name: str) -> Embedding | None:
         """The second space in which a memory of space `name` keeps vectors; None if there is only one space."""
-        known = (self.next, self.in_force)
-        return next((one for one in known if one is not None and one.name != name), None)
+        for one in (self.next, self.in_force):
+            if one is not None and one.name != name:
+                return one
+        return None
