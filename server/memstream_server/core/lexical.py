@@ -143,6 +143,9 @@ class LexicalIndex:
         self._norms: list[Floats] = []
         """Length norms of both legs; cleared by every change."""
         self._norms_of: Turns | None = None
+        self._counted: tuple[Packed, _Found, Floats | None] | None = None
+        """Terms that were counted for a query over several memories, which ranks by them next: what has them, and their
+        counts in the windows if the memory is small."""
 
     def __len__(self) -> int:
         return len(self._neighbours)
@@ -184,7 +187,7 @@ class LexicalIndex:
         lengths: list[int] = (upto[ends] - upto[ends - sizes]).tolist()
         self._neighbours.extend(sessions, [may_neighbour(each) for each in characters], lengths)
         self._postings.add(hashes, np.repeat(np.arange(first, first + len(sizes)), sizes), counts, later)
-        self._norms.clear()
+        self._clear_cached()
         return first
 
     def replace(self, slot: int, hashes: Packed, counts: Packed, characters: int) -> None:
@@ -193,25 +196,25 @@ class LexicalIndex:
         self._postings.remove(slot)
         self._postings.add(terms, slot, numbers)
         self._neighbours.replace(slot, may_neighbour(characters), int(numbers.sum()))
-        self._norms.clear()
+        self._clear_cached()
 
     def move(self, slot: int, session: int) -> None:
         """Move a fragment to another session."""
         if int(self._neighbours.session_of[slot]) != session:
             self._neighbours.move(slot, session)
-            self._norms.clear()
+            self._clear_cached()
 
     def remove(self, slot: int) -> None:
         """Exclude a fragment from statistics, results and context windows. Idempotent."""
         self._dead += bool(self._neighbours.alive[slot])
         self._neighbours.set_alive(slot, False)
-        self._norms.clear()
+        self._clear_cached()
 
     def restore(self, slot: int) -> None:
         """Undo `remove`."""
         self._dead -= not self._neighbours.alive[slot]
         self._neighbours.set_alive(slot, True)
-        self._norms.clear()
+        self._clear_cached()
 
     def keep(self, slots: npt.NDArray[np.int64]) -> None:
         """Keep only these slots (ascending), renumbered 0, 1, 2 ...; release the memory of the others."""
@@ -220,7 +223,7 @@ class LexicalIndex:
         self._postings.keep(new_slot)
         self._neighbours = self._neighbours.kept(slots)
         self._dead = int((~self._neighbours.alive).sum())
-        self._norms.clear()
+        self._clear_cached()
 
     def pack(self) -> Parts:
         """The postings, and the lengths of fragments. Sessions and what is alive are columns."""
@@ -232,6 +235,10 @@ class LexicalIndex:
         self._postings.unpack(parts)
         self._neighbours.unpack(parts, sessions, alive)
         self._dead = int((~alive).sum())
+
+    def _clear_cached(self) -> None:
+        self._norms.clear()
+        self._counted = None
 
     def settle(self) -> None:
         """Do the deferred work that the next query would otherwise wait for."""
@@ -250,26 +257,30 @@ class LexicalIndex:
 
     def legs(self, terms: Hashes, turns: Turns | None = None, of_several: WordStatistics | None = None) -> Legs:
         """`bm25` and `bm25_context` from a single postings lookup. turns: of this memory as it is."""
-        found = self._find_postings(terms)
+        counted, self._counted = self._counted, None
+        known = counted is not None and of_several is not None and counted[0] == of_several.terms
+        found, inside = counted[1:] if known and counted is not None else (self._find_postings(terms), None)
         norms = self._length_norms(turns, of_several)
         alone = _make_leg(self._weigh_terms(found, len(terms), norms[0], of_several), FRAGMENT_K1)
         if turns is not None and not turns.context.any():
             around = Leg(np.zeros(len(self), np.float32), 0.0)
         else:
-            around = _make_leg(self._weigh_windows(found, len(terms), norms[1], of_several), CONTEXT_K1)
+            around = _make_leg(self._weigh_windows(found, len(terms), norms[1], of_several, inside), CONTEXT_K1)
         return Legs(alone, around, self._neighbours.previous(), found[:2], turns)
 
     def count_words(self, terms: Hashes, turns: Turns | None = None) -> WordStatistics:
         """The statistics of this memory for the distinct `terms`."""
-        found = self._find_postings(terms)
+        found, inside = self._find_postings(terms), None
         holding = np.bincount(found[0], minlength=len(terms))
         if turns is not None and not turns.context.any():
             windows = holding  # no fragment has a context that counts
         elif self._is_small(len(terms)):
-            windows = np.count_nonzero(self._gather_counts(found, len(terms)), axis=1)
+            inside = self._gather_counts(found, len(terms))
+            windows = np.count_nonzero(inside, axis=1)
         else:
             windows = np.array([len(touched) for _, touched, _ in self._list_touched(found, len(terms))], np.int64)
         lengths, around = self._sum_lengths()
+        self._counted = terms.tobytes(), found, inside
         return WordStatistics(terms.tobytes(), self.live, lengths, around, holding, windows)
 
     def bm25(self, terms: Hashes) -> Leg:
@@ -317,10 +328,16 @@ class LexicalIndex:
         return len(self) < _GATHER_MAX and terms * len(self) <= _CELLS_MAX
 
     def _weigh_windows(
-        self, found: _Found, terms: int, norms: Floats, of_several: WordStatistics | None = None
+        self,
+        found: _Found,
+        terms: int,
+        norms: Floats,
+        of_several: WordStatistics | None = None,
+        inside: Floats | None = None,
     ) -> _Weighed:
-        weigh = self._gather_windows if self._is_small(terms) else self._scatter_terms
-        return weigh(found, terms, norms, of_several)
+        if not self._is_small(terms):
+            return self._scatter_terms(found, terms, norms, of_several)
+        return self._gather_windows(self._gather_counts(found, terms) if inside is None else inside, norms, of_several)
 
     def _weigh_terms(
         self, found: _Found, terms: int, norms: Floats, of_several: WordStatistics | None = None
@@ -334,8 +351,8 @@ class LexicalIndex:
         sums = np.bincount(slots, idfs.astype(np.float32)[which] * saturated, len(self))
         return sums.astype(np.float32), float(idfs.sum())
 
-    def _gather_windows(self, found: _Found, terms: int, norms: Floats, of_several: WordStatistics | None) -> _Weighed:
-        inside = self._gather_counts(found, terms)
+    def _gather_windows(self, inside: Floats, norms: Floats, of_several: WordStatistics | None) -> _Weighed:
+        """`inside` is overwritten."""
         if of_several is None:
             idfs = idf(self.live, np.count_nonzero(inside, axis=1))
         else:

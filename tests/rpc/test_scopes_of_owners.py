@@ -1,0 +1,113 @@
+"""A recall over memories of two servers: both are asked; one that does not answer is named."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import grpc.aio
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from memstream.v1 import fragment_pb2
+from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.memory_service_pb2 import CreateMemoryRequest
+from memstream_server.engine.runtime.ownership import Ownership
+from memstream_server.ports.processes import Owner
+from memstream_server.rpc.access.peers import Peers
+from memstream_server.rpc.drain import Drain
+from memstream_server.rpc.forwarding import Forwarding
+from memstream_server.rpc.server import RpcServer, build_server
+from tests.engine.conftest import open_engine
+from tests.rpc.conftest import GRACE_S, LIMITS
+from tests.rpc.wire import Wire
+
+NOW = Timestamp(seconds=2_000_000_000)
+TEXTS = {"here": ["the tea is green", "a red bicycle"], "there": ["tea with milk", "the kettle is hot", "tea again"]}
+
+
+@dataclass
+class Places:
+    """Replaces the database that records the owners of memories: the other server owns `there`."""
+
+    other: Owner
+    shared: bool = True
+
+    async def find_owner(self, _namespace: str, name: str) -> Owner | None:
+        return self.other if name == "there" else None
+
+    async def list_living(self) -> frozenset[int]:
+        return frozenset({1})
+
+
+@dataclass
+class Two:
+    """The server that is asked, alone with both memories too, and the other server."""
+
+    front: Wire
+    other: RpcServer
+    whole: Wire
+
+
+async def write(wire: Wire, names: tuple[str, ...]) -> None:
+    for name in TEXTS:
+        await wire.memories.CreateMemory(CreateMemoryRequest(namespace="ns", memory=name))
+    for name in names:
+        said = [fragment_pb2.Observation(content=text, observe_time=NOW) for text in TEXTS[name]]
+        await wire.streams.ObserveBatch(pb.ObserveBatchRequest(namespace="ns", memory=name, observations=said))
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[Two]:
+    async with AsyncExitStack() as stack:
+
+        async def serve(name: str, forwarding: Forwarding | None = None) -> tuple[RpcServer, str, Wire]:
+            engine = await stack.enter_async_context(open_engine(tmp_path / name))
+            drain = Drain(GRACE_S)
+            server = build_server(engine, LIMITS, drain, forwarding=forwarding)
+            address = await server.start("127.0.0.1:0")
+            stack.push_async_callback(server.stop, 0.1)
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+            return server, address, Wire(channel, server, drain, engine.dimension)
+
+        other, address, other_wire = await serve("other")
+        places = cast("Ownership", Places(Owner(1, address)))
+        _, _, front = await serve("front", Forwarding(places, Drain(), 0.05, Peers()))
+        _, _, whole = await serve("whole")
+        # Both servers know both memories, as with one database; each holds what it owns.
+        await write(front, ("here",))
+        await write(other_wire, ("there",))
+        await write(whole, ("here", "there"))
+        yield Two(front, other, whole)
+
+
+async def ask(wire: Wire, **fields: Any) -> pb.RecallOnceResponse:
+    scopes = [pb.RecallScope(memory="ns/here"), pb.RecallScope(memory="ns/there", weight=2)]
+    query = pb.RecallQuery(text="hot tea", now=NOW, reinforce=False, scopes=scopes, explain=True, **fields)
+    answer: pb.RecallOnceResponse = await wire.streams.RecallOnce(pb.RecallOnceRequest(query=query), timeout=30)
+    return answer
+
+
+async def test_the_place_of_a_memory_changes_no_score(two: Two) -> None:
+    divided, whole = await ask(two.front, near_misses=3), await ask(two.whole, near_misses=3)
+    assert [
+        (one.memory, one.fragment.content, one.score, one.relevance, [part.name for part in one.explanation.parts])
+        for one in divided.recollections.recollections
+    ] == [
+        (one.memory, one.fragment.content, one.score, one.relevance, [part.name for part in one.explanation.parts])
+        for one in whole.recollections.recollections
+    ]
+    for theirs, ours in zip(divided.done.memories, whole.done.memories, strict=True):
+        assert (theirs.memory, theirs.eligible, theirs.considered) == (ours.memory, ours.eligible, ours.considered)
+    assert not divided.done.degraded
+
+
+async def test_an_owner_that_is_gone_is_named(two: Two) -> None:
+    await two.other.stop(0.1)
+    answer = await ask(two.front)
+    assert {one.memory for one in answer.recollections.recollections} == {"ns/here"}
+    assert answer.done.degraded.startswith("ns/there: ")
+    assert [bool(part.degraded) for part in answer.done.memories] == [False, True]
