@@ -23,7 +23,7 @@ export async function render({ place, signal, memory, query }) {
     if (to.value.trim()) request.observeTimeMax = timeOf(to);
     const answer = await call("MemoryService/ListSessions", request, signal);
     return { rows: answer.sessions ?? [], next: answer.nextPageToken };
-  }, (sessions) => (sessions.length ? table("Sessions", HEADS, h("tbody", null, sessions.map((one) => row(one, memory))))
+  }, (sessions) => (sessions.length ? table("Sessions", HEADS, h("tbody", null, sessions.map((one) => row(one, memory))), "sessions")
     : h("p", { class: "empty" }, "No session matches. An observation names its session itself.")));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
