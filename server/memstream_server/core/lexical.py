@@ -274,7 +274,7 @@ class LexicalIndex:
         holding = np.bincount(found[0], minlength=len(terms))
         if turns is not None and not turns.context.any():
             windows = holding  # no fragment has a context that counts
-        elif self._is_small(len(terms)):
+        elif len(self) < _GATHER_MAX and len(terms) * len(self) <= _CELLS_MAX:
             inside = self._gather_counts(found, len(terms))
             windows = np.count_nonzero(inside, axis=1)
         else:
@@ -324,9 +324,6 @@ class LexicalIndex:
         own = (lengths[self._neighbours.alive] if self._dead else lengths).sum()
         return int(own), float(self._neighbours.window_lengths().sum())
 
-    def _is_small(self, terms: int) -> bool:
-        return len(self) < _GATHER_MAX and terms * len(self) <= _CELLS_MAX
-
     def _weigh_windows(
         self,
         found: _Found,
@@ -335,7 +332,7 @@ class LexicalIndex:
         of_several: WordStatistics | None = None,
         inside: Floats | None = None,
     ) -> _Weighed:
-        if not self._is_small(terms):
+        if len(self) >= _GATHER_MAX or terms * len(self) > _CELLS_MAX:
             return self._scatter_terms(found, terms, norms, of_several)
         return self._gather_windows(self._gather_counts(found, terms) if inside is None else inside, norms, of_several)
 
