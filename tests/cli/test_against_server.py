@@ -495,3 +495,33 @@ def test_create_rejects_existing_memory_of_other_kind(server: ServerProcess) -> 
     other = call("observe", "--create", "--kind", "hybrid", "kinds/joy", stdin="three\n", target=server.address)
     assert other.returncode == 1
     assert "kinds/joy exists and differs in kind (sensory, not hybrid)" in other.stderr
+
+
+def test_conversations_are_listed_shown_and_deleted(server: ServerProcess) -> None:
+    def said(*arguments: str) -> str:
+        return call("conversations", *arguments, target=server.address).stdout
+
+    with memstream.sync.connect(server.address) as client:
+        for name, user in (("run-1", "bob"), ("run-2", "ann")):
+            talk = client.conversation(f"chats/{name}")
+            talk.update(labels={"user": user}, create=True)
+            talk.append_messages(
+                [
+                    memstream.NewMessage(role="user", content="Is it raining?"),
+                    memstream.NewMessage(body='{"to": "Rome"}'),
+                ]
+            )
+    listed = said("chats", "--latest")
+    assert listed.index("run-2") < listed.index("run-1")
+    assert "user=bob" in said("chats", "--label", "user=bob", "--prefix", "run")
+    assert "run-2" not in said("chats", "--label", "user=bob")
+    assert [json.loads(line)["message_count"] for line in said("chats", "--json").splitlines()] == [2, 2]
+    assert said("chats/run-1").splitlines()[0].endswith("user: Is it raining?")
+    assert [line.split()[:2] for line in said("chats", "--find", "Rome").splitlines()] == [
+        ["chats/run-1", "2"],
+        ["chats/run-2", "2"],
+    ]
+    assert said("chats/run-1", "--delete") == "deleted chats/run-1, 2 messages\n"
+    assert call("conversations", "chats/run-1", target=server.address).returncode == 4
+    for words in (("chats", "--delete"), ("chats/run-2", "--prefix", "r"), ("chats", "--label", "x")):
+        assert call("conversations", *words, target=server.address).returncode == 2, words
