@@ -19,8 +19,7 @@ def test_every_rpc_has_exactly_one_line() -> None:
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_every_namespace_field_is_authorized(method: MethodDescriptor) -> None:
     checked = {path for need in RPC_RULES[path_of(method)].needs for path in need.at}
-    selecting = {path for path in namespace_paths(method.input_type) if path.endswith("scopes.labels.namespace")}
-    assert checked == set(namespace_paths(method.input_type)) - selecting  # rpc/scopes.py checks each memory
+    assert checked == set(namespace_paths(method.input_type))
 
 
 def test_only_health_is_public() -> None:
