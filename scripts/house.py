@@ -26,6 +26,8 @@ WAY = ROOT / "benchmarks/way.py"
 CPU = "test.cpu_minutes"
 MEASURED_WITH_ROOM = {"calls": 1.05, "functions": 1.03, "way.recall.files": 1.05, CPU: 1.25}
 """The room over a limit, by a figure's name or its last word: background work adds calls, a busy machine CPU."""
+SMALL_LINES = 100
+"""Lines of a module that belongs into its only importer, unless a reason keeps them apart."""
 FIELD_WORDS = ("valid_until", "suspic", "supersed")
 TYPESCRIPT_IMPORT = re.compile(r"""^(?:import|export)\b[^;'"]*?\bfrom\s+["'](\.[^"']+)["']""", re.MULTILINE)
 
@@ -38,7 +40,9 @@ def measure_files() -> Iterator[tuple[str, int]]:
     imports = module_imports()
     single = single_importer_modules(imports)
     yield "server.single_importers", len(single)
-    yield "server.single_importers_in_own_package", sum(is_imported_by_its_package(imports, name) for name in single)
+    own = [name for name in single if is_imported_by_its_package(imports, name)]
+    yield "server.single_importers_in_own_package", len(own)
+    yield "server.small_single_importers", sum(is_small(name) for name in own)
     for word in FIELD_WORDS:
         yield f"server.files_naming.{word}", sum(word in text for text in texts)
     yield "circles.python", len(import_circles(imports))
@@ -49,6 +53,12 @@ def is_imported_by_its_package(imports: dict[str, set[str]], name: str) -> bool:
     """Whether a module of the same package imports this one."""
     package = name.rpartition(".")[0]
     return any(name in found and package in (one, one.rpartition(".")[0]) for one, found in imports.items())
+
+
+def is_small(name: str) -> bool:
+    """Whether a module has so few lines that its importer may hold them."""
+    path = (SERVER.parent / name.replace(".", "/")).with_suffix(".py")
+    return path.exists() and path.read_text("utf-8").count("\n") < SMALL_LINES
 
 
 def typescript_imports() -> dict[str, set[str]]:

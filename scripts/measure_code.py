@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TREES = ("server/memstream_server", "client/memstream", "tests", "benchmarks")
 IMPORT_ROOTS = {"memstream_server": ROOT / "server", "memstream": ROOT / "client"}
 CAPPED_TREES = ("server/memstream_server", "client/memstream")
-FILE_LINES_MAX = 500
+FILE_LINES_WARNED = 800
+"""A longer file is named and passes: one idea may need it."""
 FUNCTION_LINES_MAX = 70
 """With docstring and comments; ruff caps statements, branches and complexity."""
 PARTICIPLE = re.compile(r"[a-z]+(?:ed|ing|wn|ld|pt|nt)")
@@ -149,12 +150,12 @@ def print_circles(imports: dict[str, set[str]]) -> bool:
     return bool(circles)
 
 
-def files_and_functions_too_long() -> Iterator[str]:
-    """Descriptions of what exceeds a cap in server and client."""
+def functions_too_long() -> Iterator[str]:
+    """Descriptions of the functions of server and client that exceed the cap; prints the names of long files."""
     for path in (file for tree in CAPPED_TREES for file in python_files(ROOT / tree)):
         text, name = path.read_text("utf-8"), path.relative_to(ROOT)
-        if (lines := text.count("\n")) > FILE_LINES_MAX:
-            yield f"{name} has {lines} lines, at most {FILE_LINES_MAX} are allowed"
+        if (lines := text.count("\n")) > FILE_LINES_WARNED:
+            print(f"warning: {name} has {lines} lines, more than {FILE_LINES_WARNED}")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -163,9 +164,9 @@ def files_and_functions_too_long() -> Iterator[str]:
 
 
 def print_too_long() -> bool:
-    """Whether a file or function is too long; prints them."""
-    found = list(files_and_functions_too_long())
-    print(f"files and functions that are too long: {len(found)}")
+    """Whether a function is too long; prints them."""
+    found = list(functions_too_long())
+    print(f"functions that are too long: {len(found)}")
     for each in found:
         print(f"  {each}")
     return bool(found)
@@ -178,7 +179,7 @@ def main() -> None:
     parser.add_argument(
         "--circles", action="store_true", help="only look for import circles; exit code 1 if there are any"
     )
-    parser.add_argument("--caps", action="store_true", help="only look for too long files and functions; exit code 1")
+    parser.add_argument("--caps", action="store_true", help="only look for too long functions; exit code 1")
     given = parser.parse_args()
     if given.caps:
         sys.exit(print_too_long())

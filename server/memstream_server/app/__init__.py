@@ -1,16 +1,14 @@
 """The composition root: builds a running server from settings. No other package names every concrete part.
 
-dependencies: what the engine is given
+dependencies: what the engine is given, with its metrics
 embedders: the table of embedders, by the setting `embedding`
 errors: why a server does not start
 event_loop: the event loop, which drains gRPC's wake-up socket
 images: the images that the settings choose
 indexes: the vector index that the settings choose
-measuring: metrics of the engine
-model_status: the status and metrics of model calls
 models: embedder, reranker and LLM from the settings
 opening: what a start opens: tracing, embedding space
 process: signals, allocator and garbage collector of the process
 running: starts a server and closes its parts in reverse order
-watched_models: the recorded models that the engine gets
+watched_models: the recorded models that the engine gets; status and metrics of their calls
 """

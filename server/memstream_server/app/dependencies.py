@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from memstream_server.app.measuring import EngineMetrics
 from memstream_server.app.models import Models
+from memstream_server.core.events import EventType
 from memstream_server.engine.memory.enrich import Enricher
 from memstream_server.engine.recall.reranking import Reranking
 from memstream_server.engine.runtime.clock import Clock, Ids
@@ -18,6 +19,7 @@ from memstream_server.observability import Metrics
 from memstream_server.ports.images import NO_IMAGES, Images
 from memstream_server.ports.index import VectorIndex
 from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.records import Recorded
 from memstream_server.ports.models import EmbeddingModel, Reranker
 from memstream_server.settings import Settings
 
@@ -117,3 +119,43 @@ def build_limits(settings: Settings) -> Limits:
         caller_standing_max=settings.caller_standing_queries_max if settings.authenticates else 0,
         space_notice_s=SPACE_NOTICE_S if settings.journal_url.get_secret_value() else 0.0,
     )
+
+
+# The engine's metrics, for Prometheus.
+
+
+class EngineMetrics:
+    """Counts what the engine does."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._recalls = {False: metrics.recalls.labels("ok"), True: metrics.recalls.labels("degraded")}
+        self._transitions = {each: metrics.transitions.labels(each.value) for each in EventType}
+
+    def count_received(self, observations: int, rejected: int, seconds: float) -> None:
+        self._metrics.observations_received.inc(observations)
+        self._metrics.received_seconds.observe(seconds)
+        if rejected:
+            self._metrics.observations_rejected.labels("INVALID_FIELD").inc(rejected)
+
+    def count_stored(self, observations: int, seconds: float | None) -> None:
+        self._metrics.observations_stored.inc(observations)
+        if seconds is not None:
+            self._metrics.stored_seconds.observe(seconds)
+
+    def count_commit(self, seconds: float) -> None:
+        self._metrics.commit_seconds.observe(seconds)
+
+    def count_events(self, recorded: Recorded) -> None:
+        for type_, times in Counter([event.type for event in recorded.events]).items():
+            self._transitions[type_].inc(times)
+
+    def count_recall(self, seconds: float, degraded: bool) -> None:
+        self._metrics.recall_seconds.observe(seconds)
+        self._recalls[degraded].inc()
+
+    def count_indexed(self, seconds: float) -> None:
+        self._metrics.indexed_seconds.observe(seconds)
+
+    def set_outbox(self, depth: int) -> None:
+        self._metrics.outbox_depth.set(depth)

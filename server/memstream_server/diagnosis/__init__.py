@@ -3,7 +3,6 @@
 findings: the value `Finding` and its levels
 directory: files, lock, format, write-ahead log and disk of a data directory
 journal: pages, version, embedding space and waiting work of a journal
-index: the files of Milvus Lite
 outside: packages, models and endpoints
-examine: runs all checks in order
+examine: runs all checks in order; those of the files of Milvus Lite
 """

@@ -3,7 +3,7 @@
 A template is a regular expression. "~" is a gap between words, and a name in angle brackets is a group: <month>
 <weekday> <season> <holiday> <unit> <n> (a number) <which> (last, this, next) <beyond> (the one before or after that)
 <many> (Fridays, summers) <nth> (of four) <word> (a day such as "yesterday") <day> <year>; <ordinal> is not a group.
-windows.py chooses the window by the groups that matched.
+recognition.py chooses the window by the groups that matched.
 """
 
 from __future__ import annotations

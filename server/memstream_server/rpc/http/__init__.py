@@ -8,8 +8,7 @@
 | endpoints | the rpcs as endpoints of ConnectRPC: identity first, then the body, then the handler |
 | event_stream | Watch, WatchMessages and standing queries as text/event-stream |
 | application | the ASGI application: hosts, origins, headers, health |
-| connection | how long a connection may wait, and its client certificate |
-| listener | the socket: TLS, start and graceful stop |
+| listener | the socket: TLS, start and graceful stop; how long a connection may wait, and its client certificate |
 | console | the console's files, and what its caller may do |
 | callers | who calls a page, and what that caller may do |
 | metrics | the metrics at `/metrics` |
