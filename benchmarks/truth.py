@@ -4,8 +4,8 @@
 
 The cases in truth_cases/ are a fact, its update and a question, in five languages, among other statements of the same
 speaker. `tuned` and `held_out` were written for this program; rules and margins may be tuned on the first, never on the
-second. `others` was written without knowledge of the program and its rules, and is never tuned on. Every case is a memory
-of its own; it is asked through the gRPC client.
+second. `others` was written without knowledge of the program and its rules, and is never tuned on. Every case is a
+memory of its own; it is asked through the gRPC client.
 
     current@1   share of questions whose first recollection is the newer statement
     stale@5     share of questions with the older statement among the first five recollections
