@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +52,8 @@ class Environment:
         """Returns its interpreter; creates the environment if the requirements are new. Raises Absent."""
         asked = self.requirements.read_bytes()
         if self.extras:
-            asked += (ROOT / "pyproject.toml").read_bytes()
+            project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+            asked += json.dumps([project["dependencies"], project["optional-dependencies"]]).encode()
         folder = CACHE / "-".join(filter(None, (self.name, self.extras, hashlib.sha256(asked).hexdigest()[:12])))
         with alone(folder.name):
             return self._find_in(folder)
