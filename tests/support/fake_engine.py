@@ -48,6 +48,16 @@ from tests.support.fake_resources import (
 from tests.support.fake_state import DIMENSION, FakeMemory, FakeProducer, Script, Step
 
 
+class FakeScopes:
+    """Of recalls over several memories: the scripted engine finds none."""
+
+    async def find(self, *_asked: object) -> list[object]:
+        raise MemoryNotFound("the scripted engine has no scopes")
+
+    async def count_words(self, *_asked: object) -> object:
+        raise MemoryNotFound("the scripted engine counts no words")
+
+
 class FakeSession:
     """A producer's stream."""
 
@@ -186,6 +196,7 @@ class FakeEngine:
         self.past = FakePast(self)
         self.conflicts = FakeConflicts(self)
         self.open_queries = FakeOpenQueries(self)
+        self.scopes = FakeScopes()
         self.recall_receipts = FakeReceipts(self)
 
     def info(self) -> Info:
