@@ -73,7 +73,7 @@ def list_records(connection: Connection, query: ConversationQuery) -> list[Conve
     table = conversations.c
     wanted: list[ColumnElement[bool]] = [table.namespace == query.namespace]
     if query.prefix:
-        wanted.append(table.name.between(query.prefix, query.prefix + _LAST))
+        wanted += [table.name >= query.prefix, table.name <= query.prefix + _LAST]
     statement = select(conversations)
     for label in query.labels:  # the first index read is that of a label: a user has few of a namespace's conversations
         found = conversation_labels.alias()
@@ -224,7 +224,9 @@ def _empty_answers(connection: Connection, namespace: str, names: Sequence[str])
     wanted = [name.encode() for name in names]
     for kind in _ANSWERS_TO:
         first = f"{namespace}\n{kind}\n"
-        kept = select(requests.c.request, requests.c.response).where(requests.c.request.between(first, first + _LAST))
+        kept = select(requests.c.request, requests.c.response).where(
+            requests.c.request >= first, requests.c.request <= first + _LAST
+        )
         for request, response in connection.execute(kept).all():
             if any(name in response for name in wanted):
                 emptied = update(requests).where(requests.c.request == request)
