@@ -14,6 +14,7 @@ from sqlalchemy import (
     case,
     cast,
     delete,
+    func,
     insert,
     or_,
     select,
@@ -194,10 +195,11 @@ def _copy_messages(connection: Connection, low: int, high: int, moved: int, numb
         rows.key + moved, rows.sender, rows.receiver, rows.current_goal, rows.payload, owner, rows.client_id
     ).where(rows.key.between(low, high))
     names = ["key", "sender", "receiver", "current_goal", "payload", "conversation", "client_id"]
-    count = connection.execute(insert(message_rows).from_select(names, copied)).rowcount
+    connection.execute(insert(message_rows).from_select(names, copied))
     copied_bodies = select(bodies.key + moved, bodies.body).where(bodies.key.between(low, high))
     connection.execute(insert(message_bodies).from_select(["key", "body"], copied_bodies))
-    return count
+    copies = select(func.count()).select_from(message_rows).where(rows.key.between(*key_range(number)))
+    return connection.execute(copies).scalar_one()  # PostgreSQL's driver does not count the rows of such an insert
 
 
 def _decode_labels(text: str) -> Labels:
