@@ -6,7 +6,7 @@ A turn is a recall from the agent's own memory, then an observation until *store
 evenly over the four seconds. All agents share one client, which opens connections as their streams need them. The
 server's CPU of a turn is user and system time of its process; its inverse is the number of turns of a second and core,
 which depends less on other work on the machine than latencies do. A recall that ends at its deadline counts with the
-time that it took, and its turn goes on; their number is reported. Each round measures all numbers of agents in turn.
+time that it took, and its turn continues; their number is reported. Each round measures all numbers of agents in turn.
 """
 
 from __future__ import annotations

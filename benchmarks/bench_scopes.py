@@ -1,4 +1,4 @@
-"""A recall over several memories, beside a recall of one and beside a call for each.
+"""A recall over several memories, compared with a recall of one and with a call for each.
 
     python benchmarks/bench_scopes.py [--full | --tiny] [--rounds N] [--json FILE]
 

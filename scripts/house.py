@@ -27,7 +27,7 @@ CPU = "test.cpu_minutes"
 MEASURED_WITH_ROOM = {"calls": 1.05, "functions": 1.03, "way.recall.files": 1.05, CPU: 1.25}
 """The room over a limit, by a figure's name or its last word: background work adds calls, a busy machine CPU."""
 SMALL_LINES = 100
-"""Lines of a module that belongs into its only importer, unless a reason keeps them apart."""
+"""Lines of a module that should be part of its only importer, unless a reason keeps them apart."""
 FIELD_WORDS = ("valid_until", "suspic", "supersed")
 TYPESCRIPT_IMPORT = re.compile(r"""^(?:import|export)\b[^;'"]*?\bfrom\s+["'](\.[^"']+)["']""", re.MULTILINE)
 

@@ -39,7 +39,7 @@ _PATH = "/memstream.v1.StreamService/RecallOnce"
 
 
 class ScopeDenied(PermissionDenied):
-    """A query names a memory that the caller may not recall; the stream goes on."""
+    """A query names a memory that the caller may not recall; the stream stays open."""
 
 
 class CallerRights:
