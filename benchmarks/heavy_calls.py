@@ -48,7 +48,7 @@ METHODS: Sequence[MethodDescriptor] = [
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ]
-_CLONE = next(method for method in METHODS if method.name == "CloneMemory")
+_BY_NAME = {method.name: method for method in METHODS}
 _NAME, _CONVERSATION = "big", "talk"
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
 """A connection of its own: without authentication the connection is the principal."""
@@ -79,6 +79,8 @@ class World:
     """`id` and `version` of fragments with an earlier content; each is kept for VERSIONS more changes."""
     cloned: list[str] = field(default_factory=list)
     """Memories to delete."""
+    forked: list[str] = field(default_factory=list)
+    """Conversations to delete."""
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -184,8 +186,8 @@ def _update_memory(world: World) -> memories.UpdateMemoryRequest:
     return request
 
 
-def _pop_clone(world: World) -> str:
-    return world.cloned.pop() if world.cloned else "none"
+def _state(world: World) -> dict[str, Any]:
+    return {"namespace": world.namespace, "scope": conversations.STATE_SCOPE_USER, "name": "bob"}
 
 
 Arguments = Callable[[World], Message | list[Message]]
@@ -202,7 +204,9 @@ ARGUMENTS: dict[str, Arguments] = {
     "UpdateMemory": _update_memory,
     "CloneMemory": lambda world: memories.CloneMemoryRequest(**world.memory, new_memory=world.new_name()),
     "ClearMemory": lambda world: memories.ClearMemoryRequest(**world.memory, tiers=[fragment_pb2.TIER_SENSORY]),
-    "DeleteMemory": lambda world: memories.DeleteMemoryRequest(namespace=world.namespace, memory=_pop_clone(world)),
+    "DeleteMemory": lambda world: memories.DeleteMemoryRequest(
+        namespace=world.namespace, memory=world.cloned.pop() if world.cloned else "none"
+    ),
     "ListNamespaces": lambda _: memories.ListNamespacesRequest(page_size=PAGE_MAX),
     "GetMemoryStats": lambda world: memories.GetMemoryStatsRequest(**world.memory),
     "GetFragment": lambda world: memories.GetFragmentRequest(**world.memory, id=world.ids[0]),
@@ -244,10 +248,10 @@ ARGUMENTS: dict[str, Arguments] = {
         **world.conversation, labels=conversations.ConversationLabels(labels={"user": "bob"})
     ),
     "DeleteConversation": lambda world: conversations.DeleteConversationRequest(
-        namespace=world.namespace, conversation="fork"
+        namespace=world.namespace, conversation=world.forked.pop() if world.forked else "none"
     ),
     "ForkConversation": lambda world: conversations.ForkConversationRequest(
-        **world.conversation, new_conversation="fork"
+        **world.conversation, new_conversation=world.new_name()
     ),
     "GetState": lambda world: conversations.GetStateRequest(
         namespace=world.namespace, scope=conversations.STATE_SCOPE_APP, name="app"
@@ -258,9 +262,7 @@ ARGUMENTS: dict[str, Arguments] = {
         name="app",
         document=_large_body(world).body,
     ),
-    "DeleteState": lambda world: conversations.DeleteStateRequest(
-        namespace=world.namespace, scope=conversations.STATE_SCOPE_USER, name="bob"
-    ),
+    "DeleteState": lambda world: conversations.DeleteStateRequest(**_state(world)),
     "EraseUser": lambda world: conversations.EraseUserRequest(namespace=world.namespace, user="nobody"),
     "AppendMessages": lambda world: conversations.AppendMessagesRequest(
         **world.conversation, messages=[_large_body(world)]
@@ -388,11 +390,17 @@ Send = Callable[[MethodDescriptor, "Message | list[Message]"], Awaitable[bool]]
 
 
 async def prepare_call(send: Send, method: MethodDescriptor, world: World) -> None:
-    """Clone what a call is to delete."""
+    """Make what a call is to delete."""
+    name = world.new_name()
     if method.name == "DeleteMemory":
-        request = memories.CloneMemoryRequest(**world.memory, new_memory=world.new_name())
-        if await send(_CLONE, request):
-            world.cloned.append(request.new_memory)
+        await send(_BY_NAME["CloneMemory"], memories.CloneMemoryRequest(**world.memory, new_memory=name))
+        world.cloned.append(name)
+    elif method.name == "DeleteConversation":
+        forking = conversations.ForkConversationRequest(**world.conversation, new_conversation=name)
+        await send(_BY_NAME["ForkConversation"], forking)
+        world.forked.append(name)
+    elif method.name == "DeleteState":
+        await send(_BY_NAME["SetState"], conversations.SetStateRequest(**_state(world), document="{}"))
 
 
 async def _keep_in_flight(send: Send, method: MethodDescriptor, world: World, calls: int, ends: Ends) -> None:
@@ -417,11 +425,10 @@ async def _send(requests: Sequence[Message]) -> AsyncIterator[Message]:
 
 async def prepare_world(caller: Caller, namespace: str, fragments: int) -> World:
     """Fill a memory and a conversation."""
-    by_name = {method.name: method for method in METHODS}
     world = World(namespace, fragments)
 
     async def ask(name: str, given: Message | list[Message]) -> list[bytes]:
-        return await caller.call(by_name[name], given)
+        return await caller.call(_BY_NAME[name], given)
 
     created = memories.CreateMemoryRequest(**world.memory, exist_ok=True)
     created.policy.history.versions = VERSIONS
@@ -448,6 +455,7 @@ async def prepare_world(caller: Caller, namespace: str, fragments: int) -> World
         await ask("AppendMessage", given)
     purge = (await ask("StartPurge", operations.StartPurgeRequest(namespace=namespace)))[0]
     world.operation = operations.StartPurgeResponse.FromString(purge).operation.id
+    await ask("SetState", ARGUMENTS["SetState"](world))
     await ask("SavePlans", conversations.SavePlansRequest(**world.conversation, plans=_plans(world)))
     for number in range(min(fragments, 50)):
         other = memories.CreateMemoryRequest(namespace=namespace, memory=f"memory-{number}", exist_ok=True)

@@ -93,7 +93,7 @@ def test_resume_of_a_pipe_is_rejected(files: list[str], resume: bool | None) -> 
 
 def test_contents_counts_and_names_malformed_lines(tmp_path: Path) -> None:
     file = written(tmp_path, "a.jsonl", '{"text": "a"}\n\n{"text": 1}\n{"text": "b"}\n')
-    found = scan_feed(plan_feeds([file], None, None)[0], Format.AUTO)
+    found = scan_feed(plan_feeds([file], None, None)[0], Format.AUTO, "")
     assert len(found.lines) == 2
     assert found.malformed == (Problem(file, 3, "text must be text, is a number"),)
     assert str(found.malformed[0]) == f"{file}:3: text must be text, is a number"
@@ -104,7 +104,7 @@ async def test_records_have_order_file_and_line(tmp_path: Path) -> None:
     first = written(tmp_path, "a", f"one\n\n{long}\nthree")
     second = written(tmp_path, "b", "")
     third = written(tmp_path, "c", "four\n")
-    read = [each async for each in read_records(plan_feeds([first, second, third], "p", None)[0], Format.LINES)]
+    read = [each async for each in read_records(plan_feeds([first, second, third], "p", None)[0], Format.LINES, "")]
     assert read == [
         (first, 1, Observation("one")),
         (first, 3, Observation(long)),
@@ -115,7 +115,7 @@ async def test_records_have_order_file_and_line(tmp_path: Path) -> None:
 
 async def test_pipe_with_many_lines_is_read_completely(tmp_path: Path) -> None:
     file = written(tmp_path, "a", "".join(f"line {number} {'x' * 100}\n" for number in range(20_000)))
-    numbers = [number async for _, number, _ in read_records(plan_feeds([file], None, None)[0], Format.LINES)]
+    numbers = [number async for _, number, _ in read_records(plan_feeds([file], None, None)[0], Format.LINES, "")]
     assert numbers == list(range(1, 20_001))
 
 
@@ -124,7 +124,7 @@ async def test_open_pipe_delivers_lines_at_once(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     feed = plan_feeds([pipe], None, None)[0]
     assert not feed.repeatable
-    reading = read_records(feed, Format.LINES)
+    reading = read_records(feed, Format.LINES, "")
     keep_open = os.open(pipe, os.O_RDWR)
     try:
         os.write(keep_open, b"first\nhalf of")
@@ -138,7 +138,7 @@ async def test_open_pipe_delivers_lines_at_once(tmp_path: Path) -> None:
 
 async def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        await anext(read_records(Feed("p", (str(tmp_path / "gone"),), False), Format.LINES))
+        await anext(read_records(Feed("p", (str(tmp_path / "gone"),), False), Format.LINES, ""))
 
 
 def test_places_find_file_and_line() -> None:

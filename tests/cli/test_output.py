@@ -107,6 +107,7 @@ def test_answer_json_has_the_names_of_the_sdk(capsys: pytest.CaptureFixture[str]
         "as_of_revision",
         "receipt_id",
         "unmatched",
+        "memories",
     ]
 
 

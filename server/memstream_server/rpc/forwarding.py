@@ -396,12 +396,13 @@ async def _relay_status(error: grpc.aio.AioRpcError, context: _Context) -> None:
 
 def _error_of_owner(error: grpc.aio.AioRpcError) -> EngineError:
     details = error.details() or "it refused"
+    rich = [value for key, value in error.trailing_metadata() or () if key == STATUS_KEY]
+    info = next((_error_info(each) for each in rich if isinstance(each, bytes)), error_details_pb2.ErrorInfo())
     if error.code() is grpc.StatusCode.NOT_FOUND:
-        return MemoryNotFound(details)
+        return MemoryNotFound(details, namespace=info.metadata["namespace"], memory=info.metadata["memory"])
+    if info.reason == RevisionNotReached.reason:
+        return RevisionNotReached(details, revision=info.metadata["revision"])
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        rich = [value for key, value in error.trailing_metadata() or () if key == STATUS_KEY]
-        if any(isinstance(each, bytes) and _error_info(each).reason == RevisionNotReached.reason for each in rich):
-            return RevisionNotReached(details)
         return OwnerUnreachable("the server that owns the memory gave no answer in time")
     return OwnerUnreachable(f"the server that owns the memory gave no answer: {details}")
 
