@@ -17,6 +17,7 @@ from memstream_server.cli.group import COMMANDS
 from memstream_server.settings import load, unknown_variables
 from tests.toolchains import deploying
 from tests.toolchains.environments import ROOT
+from tests.toolchains.front import write_certificates
 from tests.toolchains.programs import Absent, run
 
 pytestmark = pytest.mark.toolchain
@@ -149,8 +150,14 @@ def test_every_expression_is_valid_promql() -> None:
 
 
 @pytest.mark.parametrize("name", ["envoy.yaml", "browsers.yaml", "console.yaml"])
-def test_envoy_accepts_its_configuration(name: str) -> None:
+def test_envoy_accepts_its_configuration(name: str, tmp_path: Path) -> None:
     envoy = find_or_skip(deploying.find_envoy)
     deploying.write_descriptors()
+    write_certificates(tmp_path)
+    written = tmp_path / name
+    text = (DEPLOY / "envoy" / name).read_text("utf-8")
+    for place, file in (("tls.crt", "server.pem"), ("tls.key", "server.key")):
+        text = text.replace(f"/etc/envoy/tls/{place}", str(tmp_path / file))
+    written.write_text(text, "utf-8")
     base = ("--base-id", str(os.getpid() % 10_000))
-    run(envoy, "--mode", "validate", "--config-path", DEPLOY / "envoy" / name, *base, cwd=ROOT)
+    run(envoy, "--mode", "validate", "--config-path", written, *base, cwd=ROOT)
