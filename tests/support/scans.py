@@ -38,6 +38,7 @@ _NAMED = "m || '-' || i"
 _VALUES = {
     "number": "m",
     "conversation_labels.conversation": "m",
+    "conversation_labels.label": "CAST(CAST(m AS VARCHAR) AS bytea)",  # as of one user
     "conversations.update_time_us": _KEYED,
     "expire_time_us": "CASE WHEN m % 50 = 0 THEN m ELSE NULL END",
     "uid": "'u' || m",
