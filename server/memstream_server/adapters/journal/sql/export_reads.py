@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import BindParameter, Connection, bindparam, case, func, select
+from sqlalchemy import BigInteger, BindParameter, Connection, bindparam, case, cast, func, select
 
 from memstream_server.adapters.journal.sql import codec, conversation_records
 from memstream_server.adapters.journal.sql.bulk import fetch_pages, fetch_rows
@@ -20,6 +20,7 @@ from memstream_server.adapters.journal.sql.fragment_reads import (
 from memstream_server.adapters.journal.sql.messages import scan_messages
 from memstream_server.adapters.journal.sql.reads import decode_record, get_row, read_spaces
 from memstream_server.adapters.journal.sql.schema import (
+    POSITION_BITS,
     anchors,
     conversations,
     fragments,
@@ -60,7 +61,11 @@ _ANCHORS = select(
     anchors.c.enhancements,
 ).where(anchors.c.memory == bindparam("number"))
 _FIRST_PENDING = select(func.min(observations.c.key)).where(observations.c.key.between(_low, _high))
-_TOTAL = select(func.count()).select_from(fragments.join(memories, memories.c.number == fragments.c.memory))
+_FIRST_KEY = memories.c.number * (1 << POSITION_BITS)
+_OF_MEMORY = select(func.count()).where(fragments.c.key.between(_FIRST_KEY, _FIRST_KEY + (1 << POSITION_BITS) - 1))
+_TOTAL = select(  # by ranges of keys: a join by fragments.memory would read the fragments of all namespaces
+    cast(func.coalesce(func.sum(_OF_MEMORY.correlate(memories).scalar_subquery()), 0), BigInteger)
+).select_from(memories)
 
 
 def scan_memory(
