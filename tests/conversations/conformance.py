@@ -287,9 +287,10 @@ class ConversationConformance:
     async def test_erasing_a_user_leaves_no_answer(self, journal: Store, store: SessionStore) -> None:
         bob = ConversationChange((("user", "bob"),), allow_missing=True)
         await store.update_conversation(
-            TALK, bob, 1, lambda done: Answer("comedy\nUpdateConversationRequest\nr1", b"d", b"monday", NOW_US)
+            TALK, bob, 1, lambda done: Answer("comedy\nUpdateConversationRequest\nr1", b"d", b"\x06monday", NOW_US)
         )
-        await store.update_conversation(OTHER, ConversationChange(allow_missing=True), 1)
+        another = Answer("comedy\nUpdateConversationRequest\nr2", b"d", b"\x0blast monday", NOW_US)
+        await store.update_conversation(OTHER, ConversationChange(allow_missing=True), 1, lambda done: another)
         await store.set_state(StateName("comedy", StateScope.USER, "bob"), b"1", None, 1)
         assert await store.erase_user("comedy", "bob") == (1, True)
         assert await store.erase_user("comedy", "bob") == (0, False)
@@ -297,3 +298,4 @@ class ConversationConformance:
         answer = await journal.get_answer("comedy\nUpdateConversationRequest\nr1")
         assert answer is not None
         assert (answer.digest, answer.response) == (b"", b"")
+        assert await journal.get_answer(another.request) == another

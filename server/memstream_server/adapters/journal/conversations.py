@@ -23,6 +23,7 @@ from memstream_server.ports.conversation_records import (
     ConversationRecord,
     State,
     StateName,
+    StateScope,
 )
 from memstream_server.ports.conversations import (
     NEVER,
@@ -231,12 +232,23 @@ class SqlConversations:
         return await self._write_with_answer(lambda c: records.delete_state(c, name), 1, False, answer)
 
     async def erase_user(self, namespace: str, user: str) -> tuple[int, bool]:
+        names = {user, *await self._read(lambda c: records.list_names_of(c, namespace, user))}
+        # First, because a repeat of a call that was cut off finds no names of conversations that are gone.
+        await self._empty_answers(namespace, names)
         count = 0
         while erased := await self._write(
             lambda c: records.erase_user(c, namespace, user, _ERASED_AT_ONCE), 1_000, False
         ):
-            count += erased
-        return count, await self._write(lambda c: records.erase_user_state(c, namespace, user), 10, False)
+            count += len(erased)
+            names.update(erased)
+        had_state = await self.delete_state(StateName(namespace, StateScope.USER, user))
+        await self._empty_answers(namespace, names)  # what was stored meanwhile
+        return count, had_state
+
+    async def _empty_answers(self, namespace: str, names: set[str]) -> None:
+        keys = await self._read(lambda c: records.find_answers(c, namespace, names))
+        if keys:
+            await self._write(lambda c: records.empty_answers(c, keys), len(keys), False)
 
     async def prune_conversations(self, now_us: int, limit: int) -> int:
         return await self._write(lambda c: records.prune_expired(c, now_us, limit), 1_000, False)

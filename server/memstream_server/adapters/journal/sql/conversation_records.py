@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -22,7 +22,7 @@ from sqlalchemy import (
     update,
 )
 
-from memstream_server.adapters.journal.sql import codec, messages
+from memstream_server.adapters.journal.sql import bulk, codec, messages
 from memstream_server.adapters.journal.sql.schema import (
     conversation_labels,
     conversations,
@@ -61,6 +61,7 @@ _ANSWERS_TO = (
     "CompletePlanRequest",
 )
 """Requests whose stored answers have what a user said, or name the user."""
+_ANSWERS_READ = 500
 
 
 # ---- conversations
@@ -151,23 +152,56 @@ def prune_expired(connection: Connection, now_us: int, limit: int) -> int:
     return len(rows)
 
 
-def erase_user(connection: Connection, namespace: str, user: str, limit: int) -> int:
-    """Delete at most `limit` of the user's conversations, with the stored answers that have something of them."""
-    labelled = (conversation_labels.c.namespace == namespace) & (
-        conversation_labels.c.label == codec.hash_label((USER_LABEL, user))
-    )
-    numbers = select(conversation_labels.c.conversation).where(labelled).limit(limit)
-    rows = connection.execute(select(conversations).where(conversations.c.number.in_(numbers))).all()
+def list_names_of(connection: Connection, namespace: str, user: str) -> list[str]:
+    """The names of the user's conversations."""
+    return list(connection.execute(select(conversations.c.name).where(_is_of(namespace, user))).scalars())
+
+
+def erase_user(connection: Connection, namespace: str, user: str, limit: int) -> list[str]:
+    """Delete at most `limit` of the user's conversations; their names."""
+    rows = connection.execute(select(conversations).where(_is_of(namespace, user, limit))).all()
     for row in rows:
         _delete_row(connection, row)
-    if rows:
-        _empty_answers(connection, namespace, [row.name for row in rows])
-    return len(rows)
+    return [row.name for row in rows]
 
 
-def erase_user_state(connection: Connection, namespace: str, user: str) -> bool:
-    _empty_answers(connection, namespace, [user])
-    return delete_state(connection, StateName(namespace, StateScope.USER, user))
+def _is_of(namespace: str, user: str, limit: int | None = None) -> ColumnElement[bool]:
+    labels = conversation_labels.c
+    labelled = (labels.namespace == namespace) & (labels.label == codec.hash_label((USER_LABEL, user)))
+    return conversations.c.number.in_(select(labels.conversation).where(labelled).limit(limit))
+
+
+def find_answers(connection: Connection, namespace: str, names: Iterable[str]) -> list[str]:
+    """The stored answers in which one of the names is a field, as keys of `requests`."""
+    marks = [_as_field(name) for name in names]
+    found: list[str] = []
+    for kind in _ANSWERS_TO:
+        after = f"{namespace}\n{kind}\n"
+        last = after + _LAST
+        while True:
+            stored = select(requests.c.request, requests.c.response).where(
+                requests.c.request > after, requests.c.request <= last
+            )
+            page = connection.execute(stored.order_by(requests.c.request).limit(_ANSWERS_READ)).all()
+            found += [request for request, response in page if any(mark in response for mark in marks)]
+            if len(page) < _ANSWERS_READ:
+                break
+            after = page[-1].request
+    return found
+
+
+def _as_field(name: str) -> bytes:
+    """A name as a protobuf message has it, behind its length: "ann" is not found in "joanna"."""
+    data = name.encode()
+    size = len(data)
+    return (bytes([size]) if size < 128 else bytes([size & 127 | 128, size >> 7])) + data
+
+
+def empty_answers(connection: Connection, keys: Sequence[str]) -> None:
+    """Remove what stored answers say: a repeat of their requests then ends with an error."""
+    for some in bulk.split_ids(keys):
+        emptied = update(requests).where(requests.c.request.in_(some))
+        connection.execute(emptied.values(digest=b"", response=b""))
 
 
 def _delete_row(connection: Connection, row: Row[Any]) -> int:
@@ -219,20 +253,6 @@ def _decode_row(row: Row[Any]) -> ConversationRecord:
         row.create_time_us,
         row.update_time_us,
     )
-
-
-def _empty_answers(connection: Connection, namespace: str, names: Sequence[str]) -> None:
-    """Empty the stored answers that name a conversation or the user: a repeat then ends with an error."""
-    wanted = [name.encode() for name in names]
-    for kind in _ANSWERS_TO:
-        first = f"{namespace}\n{kind}\n"
-        kept = select(requests.c.request, requests.c.response).where(
-            requests.c.request >= first, requests.c.request <= first + _LAST
-        )
-        for request, response in connection.execute(kept).all():
-            if any(name in response for name in wanted):
-                emptied = update(requests).where(requests.c.request == request)
-                connection.execute(emptied.values(digest=b"", response=b""))
 
 
 def put_details(connection: Connection, conversation: ConversationName, number: int, details: Details) -> None:
