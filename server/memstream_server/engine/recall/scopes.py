@@ -338,11 +338,12 @@ class SeveralMemories:
                 asked = await scoped.find_memories()
 
     async def _recall_alone(self, asked: Sequence[Asked], wire: Wire) -> RecallAnswer:
-        for each in asked:
-            if (other := await wire.find_other(each.namespace, each.name)) is not None:
-                return await other.recall(each.scope, each.namespace, each.name, ())
-            return await self._recall_one(each.namespace, each.name, each.scope.query, None)
-        return NOTHING
+        if not asked:  # left out
+            return replace(NOTHING, weak=True)
+        (each,) = asked
+        if (other := await wire.find_other(each.namespace, each.name)) is not None:
+            return await other.recall(each.scope, each.namespace, each.name, ())
+        return await self._recall_one(each.namespace, each.name, each.scope.query, None)
 
     async def _wait_for_revision(self, asked: Asked) -> None:
         """Wait for all memories at once."""
@@ -435,7 +436,7 @@ def merge_answers(parts: Sequence[Part], whole: Query, limit: int) -> RecallAnsw
         weak=all(part.answer.weak for part in parts if part.error is None),
         validity_change_us=min((at for each in answers if (at := each.validity_change_us) is not None), default=None),
         interpreted=next((each.interpreted for each in answers if each.interpreted), ()),
-        unmatched=_find_unmatched(answers),
+        unmatched=_find_unmatched([part.answer for part in parts if part.error is None]),
     )
     if whole.token_budget > 0:
         answer = fit_answer(answer, list(short_term.values()), whole)

@@ -30,7 +30,7 @@ ROLES = Enums(fragment_pb2.Role, Role)
 TRUTHS = Enums(fragment_pb2.Truth, Truth)
 STATUSES = Enums(fragment_pb2.TruthStatus, TruthStatus)
 _REASONS = Enums(event_pb2.EventReason, Reason)
-_TIMES = (
+TIMES = (
     "observe_time",
     "create_time",
     "last_observe_time",
@@ -96,7 +96,7 @@ def write_fragment(message: fragment_pb2.Fragment, fragment: Fragment) -> None:
         message.content = fragment.content
     else:
         message.structured.CopyFrom(fragment_pb2.StructuredObservation(**asdict(fragment.structured)))
-    for name, absent, time_us in zip(_TIMES, _NO_TIMES, _read_times(fragment), strict=True):
+    for name, absent, time_us in zip(TIMES, _NO_TIMES, _read_times(fragment), strict=True):
         if time_us != absent:
             time = getattr(message, name)
             time.seconds, micros = divmod(time_us, 1_000_000)

@@ -224,7 +224,7 @@ def _read_fragment(message: fragment_pb2.Fragment) -> Fragment:
         structured = Structured(**{field.name: value for field, value in given.ListFields()})
     times: dict[str, Any] = {
         f"{name}_us": _time_us(getattr(message, name))
-        for name in _FRAGMENT_TIMES
+        for name in fragments.TIMES
         if message.HasField(name)  # type: ignore[arg-type]
     }
     repeat_us = times.pop("last_observe_time_us", 0)
@@ -254,19 +254,6 @@ def _read_fragment(message: fragment_pb2.Fragment) -> Fragment:
         supersedes=tuple(message.supersedes),
         **times,
     )
-
-
-_FRAGMENT_TIMES = (
-    "observe_time",
-    "create_time",
-    "last_observe_time",
-    "access_time",
-    "expire_time",
-    "forget_time",
-    "supersede_time",
-    "valid_from",
-    "valid_until",
-)
 
 
 def _read_status(number: int) -> TruthStatus:
