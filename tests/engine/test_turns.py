@@ -14,7 +14,7 @@ from memstream_server.engine.runtime import call_context
 from memstream_server.engine.runtime import turns as turns_module
 from memstream_server.engine.runtime.call_context import ACCOUNT, REQUEST, Account, FairQueue, Request
 from memstream_server.engine.runtime.threads import Threads, run_in_thread
-from memstream_server.engine.runtime.turns import in_slices, install_turns, pause_if_due, take_turn
+from memstream_server.engine.runtime.turns import Turns, in_slices, install_turns, pause_if_due, take_turn
 
 
 @pytest.fixture
@@ -103,6 +103,20 @@ def test_namespaces_of_a_caller_share_its_turns() -> None:
     assert [principal for principal, _ in served[:8]].count("b") == 4
     of_a = [namespace for principal, namespace in served if principal == "a"]
     assert all(sorted(of_a[place : place + 2]) == ["x", "y"] for place in range(0, 8, 2))
+
+
+async def test_a_granted_turn_is_not_overtaken() -> None:
+    """By a step of another namespace of a caller that owes, of which one waits."""
+    turns = Turns(asyncio.get_running_loop())
+    heavy, other, light = ("heavy", "a"), ("heavy", "b"), ("light", "")
+    turns.charge(heavy, 0.02)
+    waiting, granted = turns.wait(heavy), turns.wait(light)
+    await granted
+    assert not waiting.done()
+    assert not turns.may_run(other)
+    assert turns.may_run(light), "the caller of the granted turn owes nothing"
+    turns.begin_granted(light)
+    assert turns.may_run(other), "in its turn: no one else waits"
 
 
 def test_accounts_without_debt_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

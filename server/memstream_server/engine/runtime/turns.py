@@ -7,7 +7,8 @@ Rule 3. A step is never interrupted. A long computation calls `pause_if_due` in 
 SLICE_S. What cannot be divided is charged all the same.
 Rule 4. Turns are granted only while the event loop has nothing else to do, and one at a time, or several that take
 BUDGET_S together. A new call takes six iterations of the loop before its first step (gRPC's own callbacks), and a small
-call some more: with a turn of another caller in each, it waited for ten.
+call some more: with a turn of another caller in each, it waited for ten. A step of a caller that owes a slice does not
+overtake a granted turn that has not begun.
 Rule 5. While a thread works for a small request, large requests of other principals get no turn, for THREAD_S at most,
 unless another small one waits, which may be behind them. The thread gives the interpreter up at each row that it reads
 or writes, and waits for it at each: during the steps of a large request 1.3 ms of work took 48.
@@ -108,6 +109,8 @@ class Turns:
             may = self._used_s < BUDGET_S and not self._queue.owes(account, SLICE_S)
         else:
             may = self._queue.precedes(account)
+            if self._granted and self._queue.owes(account, SLICE_S):
+                may = False  # a turn of another caller is granted, and begins in this iteration or the next
         if may and self._threads and (request := REQUEST.get()) is not None and request.cost_s > SMALL_S:
             may = perf_counter() >= self._threads_until_s(account[0])
         self._is_ahead = may
