@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -246,6 +247,28 @@ async def test_caller_that_leaves_does_not_end_the_call(parts: Assembled) -> Non
     first = await staying
     assert first.stored == 2
     assert await batch(parts, LINES[:2]) == first
+
+
+@pytest.mark.parametrize("request_id", ["r", ""])
+async def test_call_that_fails_after_its_caller_left_is_quiet(parts: Assembled, request_id: str) -> None:
+    warnings: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: warnings.append(context))
+    release = parts.journal.hold("commit")
+    leaving = asyncio.create_task(batch(parts, LINES[:2], request=request_id))
+
+    async def committing() -> bool:
+        return "commit" in parts.journal.written
+
+    await until(committing)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    (actor,) = parts.actors.list_actors()
+    actor.fail(JournalUnavailable("the memory ends", retry_after_s=0.1))
+    release()
+    await eventually(parts, LINES[2:4])
+    del leaving, actor
+    gc.collect()
+    assert not warnings
 
 
 async def test_call_that_all_callers_left_is_answered_later(parts: Assembled) -> None:

@@ -19,6 +19,7 @@ from memstream_server.engine.errors import (
     RequestIdConflict,
     write_error,
 )
+from memstream_server.engine.runtime.call_context import complete
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.engine.settings import Limits
 from memstream_server.ports.conversation_records import (
@@ -269,7 +270,7 @@ class Conversations:
         telling = asyncio.create_task(self._write_and_notify(conversation, writing))
         self._writing.add(telling)
         telling.add_done_callback(self._writing.discard)
-        return await asyncio.shield(telling)  # the watches are notified even if the caller is cancelled
+        return await complete(telling)  # the watches are notified even if the caller is cancelled
 
     async def _write_and_notify(self, conversation: ConversationName, writing: Awaitable[T]) -> T:
         written = await _map_errors(writing)

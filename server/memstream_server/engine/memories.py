@@ -16,6 +16,7 @@ from memstream_server.engine.byte_quota import check_bytes
 from memstream_server.engine.errors import EtagMismatch, JournalUnavailable, MemoryExists, map_write_errors
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.requests import AnswerOf, MemoryChange, NewMemory, Statistics, memory_etag
+from memstream_server.engine.runtime.call_context import complete
 from memstream_server.ports.journal.errors import AlreadyExists
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import Answer, Counts, Labels, MemoryRecord, NamespaceBytes
@@ -161,7 +162,7 @@ class Memories:
         deleting = asyncio.create_task(self.remove_memory(record, answer))
         self._deletions.add(deleting)
         deleting.add_done_callback(self._deletions.discard)
-        await asyncio.shield(deleting)  # the deletion completes even if the caller is cancelled
+        await complete(deleting)  # the deletion completes even if the caller is cancelled
 
     async def remove_memory(self, record: MemoryRecord, answer: Answer | None = None) -> None:
         """As `delete`, but a cancelled caller cancels it."""

@@ -110,7 +110,7 @@ def _answer_nothing(body: Mapping[str, Any]) -> str:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def visit(console: Console) -> AsyncIterator[Visit]:
-    """A page that must end without an error, and without a request to another origin."""
+    """A page that must end without an error, and without a request to another origin. Its memories end with it."""
     context = await console.browser.new_context(viewport={"width": 1280, "height": 800}, locale="en-US")
     context.set_default_timeout(WAIT_MS)
     page = await context.new_page()
@@ -118,6 +118,9 @@ async def visit(console: Console) -> AsyncIterator[Visit]:
     watch_problems(made, page)
     yield made
     await context.close()
+    for namespace in [each.name async for each in console.client.list_namespaces()]:
+        for memory in [each.name async for each in console.client.list_memories(namespace)]:
+            await console.client.delete_memory(f"{namespace}/{memory}")
     assert made.problems == []
 
 

@@ -24,6 +24,7 @@ from memstream_server.engine.errors import EngineError, JournalUnavailable, Requ
 from memstream_server.engine.memory.producers import ObserveSession
 from memstream_server.engine.memory.receipts import decode_progress, encode_progress
 from memstream_server.engine.requests import AckLevel, NewBatch, Progress
+from memstream_server.engine.runtime.call_context import complete
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import Answer, batch_request
 
@@ -112,8 +113,7 @@ class BatchCalls:
                 return first or await self._send_known(actor, batch, answer)
 
         call.going = asyncio.create_task(work())
-        call.going.add_done_callback(_retrieve_error)
-        return cast("Progress", await asyncio.shield(call.going))
+        return cast("Progress", await complete(call.going))
 
     async def _find_first(self, actor: Actor, batch: NewBatch, request: str) -> Progress | None:
         """The first answer to the request, if it is a repeat. Raises RequestIdConflict."""
@@ -177,8 +177,9 @@ class BatchCalls:
             received = session.submit(first, batch.items, batch.level, answer, full)
             if call is not None:
                 call.going = received
-                received = asyncio.shield(received)
-            await received
+                await complete(received)
+            else:
+                await received
             progress = await session.wait_for_level(batch.level, last)
             return await _complete_progress(session, progress, first, last) if batch.producer else progress
         finally:
@@ -203,12 +204,6 @@ def _may_be_fresh(actor: Actor, batch: NewBatch) -> bool:
     """Whether a numbered batch may have new numbers only. A repeat must not end an open session of its producer."""
     received = actor.ingest.received_of(batch.producer)
     return batch.level is not AckLevel.RECEIVED and (received is None or batch.first_sequence > received)
-
-
-def _retrieve_error(task: asyncio.Future[Progress]) -> None:
-    """The caller may have left."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _check_same(digest: bytes, batch: NewBatch) -> None:

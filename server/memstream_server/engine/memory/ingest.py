@@ -38,7 +38,7 @@ from memstream_server.engine.memory.receipts import Batch, batch_of, verify_repe
 from memstream_server.engine.memory.sessions import Sessions
 from memstream_server.engine.memory.superseding import refuse_unknown, superseding_error
 from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
-from memstream_server.engine.runtime.call_context import without_account
+from memstream_server.engine.runtime.call_context import retrieve_error, without_account
 from memstream_server.ports.journal.errors import AnswerExists, Conflict, JournalError, WriteRefused
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import LoadedMemory
@@ -241,6 +241,7 @@ class Ingest:
         task = asyncio.create_task(self._receive_batch(state, first, repeats, batch), context=without_account())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(retrieve_error)  # the session has it
         if batch is not None:
             state.receiving = task
         # Shielded: a cancelled caller must not keep the actor from learning that the journal has the batch.

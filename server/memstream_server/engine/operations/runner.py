@@ -33,6 +33,7 @@ from memstream_server.engine.errors import (
     write_error,
 )
 from memstream_server.engine.operations.progress import OperationCancelled, Progress
+from memstream_server.engine.runtime.call_context import complete
 from memstream_server.engine.runtime.clock import Clock, Ids
 from memstream_server.ports.journal.errors import Conflict, JournalError
 from memstream_server.ports.journal.records import Answer
@@ -175,7 +176,7 @@ class OperationRunner:
         if memory or self._ownership.leads or self._kinds[type].stays:
             operation = replace(operation, process=self._ownership.number)
         # Shielded: if a cancelled caller left an operation written but not begun, it would wait for a restart.
-        await asyncio.shield(
+        await complete(
             asyncio.create_task(self._create_operation(operation, None if answer is None else answer(operation)))
         )
         return operation

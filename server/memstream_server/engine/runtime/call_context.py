@@ -4,6 +4,7 @@ that asked for it. And the queue in which accounts wait for their turns.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 import heapq
@@ -41,6 +42,21 @@ capture_origin = contextvars.copy_context
 """Captures the origin of the current call."""
 empty_origin = contextvars.Context
 """The origin of work that no call requested."""
+
+
+async def complete(work: asyncio.Future[T]) -> T:
+    """The result of `work`, which a cancelled caller leaves to its end. An error after that has no reader."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        work.add_done_callback(retrieve_error)  # a cancelled shield no longer does, and asyncio would log a warning
+        raise
+
+
+def retrieve_error(work: asyncio.Future[T]) -> None:
+    """Marks the error of `work` as read: its caller may have left."""
+    if not work.cancelled():
+        work.exception()
 
 
 def without_account() -> Origin:

@@ -49,6 +49,7 @@ from memstream_server.engine.operations.transfer.lines import (
 from memstream_server.engine.operations.transfer.place_fragments import enrich_lines, transition_of
 from memstream_server.engine.operations.transfer.read_lines import Reader, message_of, plan_of
 from memstream_server.engine.operations.transfer.upload import Upload, invalid_field
+from memstream_server.engine.runtime.call_context import complete
 from memstream_server.engine.runtime.clock import encode_ulid
 from memstream_server.ports.conversation_records import SessionStore, StateName, StateScope
 from memstream_server.ports.conversations import ConversationName, Details, NotThere, Status
@@ -158,9 +159,7 @@ class Importer:
         # Keep the file first: an operation must not begin without it.
         intake.keep_file()
         # Shielded: a cancelled caller must not leave a file without an operation.
-        return await asyncio.shield(
-            asyncio.create_task(self._start_operation(intake, target, json.dumps(payload), answer))
-        )
+        return await complete(asyncio.create_task(self._start_operation(intake, target, json.dumps(payload), answer)))
 
     async def _start_operation(self, intake: Upload, target: Target, payload: str, answer: AnswerOf) -> Operation:
         try:
