@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from pathlib import Path
@@ -35,8 +36,11 @@ async def test_lines_of_grpc_core_are_json_too(make_server: MakeServer, tmp_path
     host, _, port = server.address.rpartition(":")
 
     async def said() -> list[dict[str, object]]:
-        with socket.create_connection((host, int(port))) as plain:  # gRPC core logs the failed handshake
+        with socket.create_connection((host, int(port)), 60) as plain:  # gRPC core logs the failed handshake
             plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(ConnectionResetError):
+                while await asyncio.to_thread(plain.recv, 4096):  # until the server has closed it
+                    pass
         return [line for line in json_lines(server) if str(line.get("source")).partition(":")[0].endswith(".cc")]
 
     line = (await until(said))[0]
