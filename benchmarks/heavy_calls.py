@@ -262,6 +262,16 @@ ARGUMENTS: dict[str, Arguments] = {
         name="app",
         document=_large_body(world).body,
     ),
+    "WriteTogether": lambda world: conversations.WriteTogetherRequest(
+        namespace=world.namespace,
+        writes=[
+            conversations.TransactionWrite(
+                append_messages=conversations.AppendMessagesRequest(
+                    conversation=world.conversation["conversation"], messages=[_large_body(world)]
+                )
+            ),
+        ],
+    ),
     "DeleteState": lambda world: conversations.DeleteStateRequest(**_state(world)),
     "EraseUser": lambda world: conversations.EraseUserRequest(namespace=world.namespace, user="nobody"),
     "AppendMessages": lambda world: conversations.AppendMessagesRequest(

@@ -26,6 +26,7 @@ here.
 #   listed_values: what lists have: sessions, conversations, open standing queries, the order of fragments.
 #   conversations, conversation_watch, conversation_values: conversations, their watch, their messages and plans.
 #   states: state documents of apps, users and sessions.
+#   transactions: writes to conversations, states and a memory, all or nothing.
 #   transfer: export and import.
 #   times: the reader of times as people and models write them.
 #   values, resources, policy: arguments and results as frozen values.

@@ -39,7 +39,8 @@ from memstream.resource_codec import (
     server_status_from_wire,
 )
 from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo, ServerStatus
-from memstream.states import State, StateScope, delete_state, get_state, set_state
+from memstream.states import State, StateScope, delete_state, get_state
+from memstream.transactions import SetState, TransactionResult, TransactionWrite, set_state, write_together
 from memstream.transfer import ExportPart, Source, export_parts, import_source
 from memstream.v1 import conversation_service_pb2, operation_service_pb2, server_service_pb2, stream_service_pb2
 from memstream.v1 import memory_service_pb2 as pb
@@ -247,11 +248,22 @@ class Client:
         """Writes a state document, any JSON as text. Raises EtagMismatch unless `etag` is the present one; with
         `absent`, unless there is none. That of a session creates the conversation if needed.
         """
-        return await set_state(self._link, namespace, scope, name, document, etag, absent)
+        return await set_state(self._link, namespace, SetState(scope, name, document, etag, absent))
 
     async def delete_state(self, namespace: str, scope: StateScope, name: str) -> bool:
         """Deletes a state document, and returns whether there was one."""
         return await delete_state(self._link, namespace, scope, name)
+
+    async def write_together(
+        self, namespace: str, writes: Several[TransactionWrite], *, memory: str = ""
+    ) -> tuple[TransactionResult, ...]:
+        """Writes messages, conversations, state documents and fragments in one transaction: all or nothing. Returns
+        the result of each, in their order.
+
+        memory: the name of the memory of every PutFragment. Raises what the writes raise alone, when the precondition
+        of one does not hold.
+        """
+        return await write_together(self._link, namespace, list(writes), memory)
 
     async def erase_user(self, namespace: str, user: str) -> int:
         """Deletes a user's state and the conversations with the label `user` of that value; returns how many these

@@ -217,6 +217,12 @@ def plan_from_wire(wire: pb.Plan) -> Plan:
     )
 
 
+def appended_from_wire(wire: pb.AppendMessagesResponse) -> Appended:
+    """Converts what an append has done."""
+    created = optional_timestamp_from_wire(wire.create_time, wire.HasField("create_time"))
+    return Appended(tuple(wire.numbers), wire.appended, wire.last_number, created)
+
+
 def plan_to_wire(plan: Plan) -> pb.Plan:
     """Converts a plan for `save_plans`."""
     return pb.Plan(

@@ -16,8 +16,8 @@ from memstream.conversation_values import (
     NewMessage,
     Plan,
     PlanState,
+    appended_from_wire,
     message_from_wire,
-    message_to_wire,
     plan_from_wire,
     plan_to_wire,
     state_to_wire,
@@ -25,8 +25,16 @@ from memstream.conversation_values import (
 from memstream.conversation_watch import ConversationWatch
 from memstream.listed_codec import conversation_from_wire
 from memstream.listed_values import ConversationSummary
+from memstream.transactions import (
+    AppendMessages,
+    ReplaceMessage,
+    UpdateConversation,
+    append_to_wire,
+    replacement_to_wire,
+    update_to_wire,
+)
 from memstream.v1 import conversation_service_pb2 as pb
-from memstream.wiretypes import duration_to_wire, optional_timestamp_from_wire, optional_timestamp_to_wire
+from memstream.wiretypes import optional_timestamp_to_wire
 
 
 @check_methods
@@ -79,24 +87,11 @@ class Conversation:
         absent: raises MemoryExists if the conversation exists.
         """
         given = list(checked_items("messages", messages, NewMessage))
-        request = pb.AppendMessagesRequest(
-            namespace=self.namespace,
-            conversation=self.name,
-            messages=[message_to_wire(message, f"messages[{place}].") for place, message in enumerate(given)],
-            # The ids of the messages make a repeat harmless, without an answer that the server has to store.
-            request_id="" if given and all(message.client_id for message in given) else new_request_id(),
-        )
-        if last_number is not None:
-            request.last_number = last_number
-        elif absent:
-            request.absent = absent
-        answer = await self._link.call(self._link.conversations.AppendMessages, request)
-        return Appended(
-            tuple(answer.numbers),
-            answer.appended,
-            answer.last_number,
-            optional_timestamp_from_wire(answer.create_time, answer.HasField("create_time")),
-        )
+        request = append_to_wire(AppendMessages(self.name, given, last_number, absent))
+        request.namespace = self.namespace
+        # The ids of the messages make a repeat harmless, without an answer that the server has to store.
+        request.request_id = "" if given and all(message.client_id for message in given) else new_request_id()
+        return appended_from_wire(await self._link.call(self._link.conversations.AppendMessages, request))
 
     async def messages(
         self,
@@ -175,9 +170,8 @@ class Conversation:
 
     async def replace_message(self, number: Position, message: NewMessage) -> Message:
         """Replaces the message with that number, and returns the new one without its body."""
-        wire = message_to_wire(message, "message.")
-        wire.conversation, wire.number = self.name, number
-        request = pb.ReplaceMessageRequest(namespace=self.namespace, message=wire, request_id=new_request_id())
+        request = replacement_to_wire(ReplaceMessage(self.name, number, message))
+        request.namespace, request.request_id = self.namespace, new_request_id()
         return message_from_wire((await self._link.call(self._link.conversations.ReplaceMessage, request)).message)
 
     async def remove_messages(self, numbers: Several[Position]) -> int:
@@ -222,17 +216,8 @@ class Conversation:
 
         create: creates the conversation if it does not exist. absent: creates it; raises MemoryExists if it exists.
         """
-        request = pb.UpdateConversationRequest(
-            namespace=self.namespace,
-            conversation=self.name,
-            labels=None if labels is None else pb.ConversationLabels(labels=dict(labels)),
-            ttl=None if ttl is None else duration_to_wire(ttl),
-            request_id=new_request_id(),
-        )
-        if absent:
-            request.absent = True
-        elif create:
-            request.allow_missing = True
+        request = update_to_wire(UpdateConversation(self.name, labels, ttl, create, absent))
+        request.namespace, request.request_id = self.namespace, new_request_id()
         answer = await self._link.call(self._link.conversations.UpdateConversation, request)
         return conversation_from_wire(answer.conversation)
 

@@ -45,7 +45,7 @@ from memstream.policy_codec import policy_paths, policy_to_wire
 from memstream.recall import RecallStream
 from memstream.receipt_codec import iterate_receipts, replay_from_wire
 from memstream.receipt_values import RecallReceipt, Replay
-from memstream.resource_codec import memory_from_wire, operation_from_wire, stats_from_wire
+from memstream.resource_codec import memory_from_wire, operation_from_wire, put_from_wire, stats_from_wire
 from memstream.resources import Event, FragmentHistory, MemoryInfo, MemoryStats, Operation, Put
 from memstream.v1 import fragment_pb2, memory_pb2, stream_service_pb2
 from memstream.v1 import memory_service_pb2 as pb
@@ -323,8 +323,7 @@ class Memory:
             absent=absent,
         )
         answer = await self._link.call(self._link.memories.PutFragment, request, self._path)
-        fragment = fragment_from_wire(answer.fragment) if answer.HasField("fragment") else None
-        return Put(fragment, answer.created, answer.revision)
+        return put_from_wire(answer)
 
     async def update_fragment(
         self,

@@ -126,6 +126,15 @@ from memstream.sent import Sent, Stored
 from memstream.standing import AnswerChange, StandingQuery
 from memstream.states import State, StateScope
 from memstream.times import read_time
+from memstream.transactions import (
+    AppendMessages,
+    PutFragment,
+    ReplaceMessage,
+    SetState,
+    TransactionResult,
+    TransactionWrite,
+    UpdateConversation,
+)
 from memstream.transfer import ExportPart
 from memstream.values import (
     AckLevel,
@@ -162,6 +171,7 @@ __all__ = [
     "AlreadyExists",
     "Answer",
     "AnswerChange",
+    "AppendMessages",
     "Appended",
     "BacklogFull",
     "BatchResult",
@@ -256,6 +266,7 @@ __all__ = [
     "Profile",
     "ProtocolViolation",
     "Put",
+    "PutFragment",
     "QueryCancelled",
     "QueryIdInUse",
     "QueryTimeout",
@@ -271,6 +282,7 @@ __all__ = [
     "Refused",
     "Rejected",
     "Related",
+    "ReplaceMessage",
     "Replay",
     "ReplayDifference",
     "RequestIdConflict",
@@ -293,6 +305,7 @@ __all__ = [
     "ServerSetting",
     "ServerStatus",
     "SessionSummary",
+    "SetState",
     "SettingsMismatch",
     "ShortTermKind",
     "ShortTermPolicy",
@@ -308,12 +321,15 @@ __all__ = [
     "Suspicion",
     "Tier",
     "Tls",
+    "TransactionResult",
+    "TransactionWrite",
     "Transient",
     "Truth",
     "TruthStatus",
     "Unauthenticated",
     "Unavailable",
     "Unmatched",
+    "UpdateConversation",
     "Vector",
     "Violation",
     "Watch",

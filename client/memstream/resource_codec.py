@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from memstream.codec import fragment_from_wire
 from memstream.policy_codec import policy_from_wire
 from memstream.resources import (
     EmbeddingModel,
@@ -14,6 +15,7 @@ from memstream.resources import (
     ModelUsage,
     Namespace,
     Operation,
+    Put,
     RpcFigures,
     ServerInfo,
     ServerSetting,
@@ -140,3 +142,9 @@ def server_status_from_wire(wire: server_service_pb2.GetServerStatusResponse) ->
         ),
         settings=tuple(ServerSetting(one.name, one.value, one.given) for one in wire.settings),
     )
+
+
+def put_from_wire(wire: memory_service_pb2.PutFragmentResponse) -> Put:
+    """Converts the result of a put."""
+    fragment = fragment_from_wire(wire.fragment) if wire.HasField("fragment") else None
+    return Put(fragment, wire.created, wire.revision)

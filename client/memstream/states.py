@@ -48,24 +48,6 @@ async def get_state(link: Link, namespace: str, scope: StateScope, name: str) ->
     return state_from_wire((await link.call(link.conversations.GetState, request)).state)
 
 
-async def set_state(
-    link: Link, namespace: str, scope: StateScope, name: str, document: str, etag: str | None, absent: bool
-) -> State:
-    """Writes a state document."""
-    request = pb.SetStateRequest(
-        namespace=namespace,
-        scope=scope_to_wire(scope),
-        name=name,
-        document=document,
-        request_id=new_request_id(),
-    )
-    if etag is not None:
-        request.etag = etag
-    elif absent:
-        request.absent = absent
-    return state_from_wire((await link.call(link.conversations.SetState, request)).state, document)
-
-
 async def delete_state(link: Link, namespace: str, scope: StateScope, name: str) -> bool:
     """Deletes a state document."""
     request = pb.DeleteStateRequest(

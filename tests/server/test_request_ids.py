@@ -89,6 +89,17 @@ CALLS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
         {"namespace": "${ns}", "scope": "STATE_SCOPE_APP", "name": "x", "document": "1"},
         [{"document": "2"}, {"absent": True}],
     ),
+    "WriteTogether": (
+        {
+            "namespace": "${ns}",
+            "memory": "joy",
+            "writes": [
+                {"appendMessages": TALK | {"messages": [{"role": "user", "content": "hello"}]}},
+                {"putFragment": {"observation": {"externalId": "together", "content": "one"}}},
+            ],
+        },
+        [{"writes": [{"appendMessages": TALK | {"messages": [{"content": "bye"}]}}], "memory": ""}],
+    ),
     "DeleteState": ({"namespace": "${ns}", "scope": "STATE_SCOPE_APP", "name": "x"}, [{"name": "y"}]),
     "CompleteConversation": (TALK, [{"conversation": "other"}]),
     "DeleteMessages": (TALK, [{"conversation": "other"}]),

@@ -20,6 +20,7 @@ from memstream.sync.bases import Connected
 from memstream.sync.conversations import Conversation
 from memstream.sync.loop import LOOP
 from memstream.sync.memory import Memory
+from memstream.transactions import TransactionResult, TransactionWrite
 from memstream.transfer import ExportPart
 from memstream.values import MemoryKind, RecallOptions, Scope, Structured
 
@@ -127,6 +128,17 @@ class Client(Connected):
     def delete_state(self, namespace: str, scope: StateScope, name: str) -> bool:
         """Deletes a state document, and returns whether there was one."""
         return LOOP.run(self._inner.delete_state(namespace, scope, name))
+
+    def write_together(
+        self, namespace: str, writes: Several[TransactionWrite], *, memory: str = ""
+    ) -> tuple[TransactionResult, ...]:
+        """Writes messages, conversations, state documents and fragments in one transaction: all or nothing. Returns
+        the result of each, in their order.
+
+        memory: the name of the memory of every PutFragment. Raises what the writes raise alone, when the precondition
+        of one does not hold.
+        """
+        return LOOP.run(self._inner.write_together(namespace, writes, memory=memory))
 
     def erase_user(self, namespace: str, user: str) -> int:
         """Deletes a user's state and the conversations with the label `user` of that value; returns how many these

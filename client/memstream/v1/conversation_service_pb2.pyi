@@ -11,6 +11,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from memstream.v1 import fragment_pb2 as _fragment_pb2
+from memstream.v1 import memory_service_pb2 as _memory_service_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -2119,3 +2120,165 @@ class EraseUserResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EraseUserResponse: _TypeAlias = EraseUserResponse  # noqa: Y015
+
+@_typing.final
+class TransactionWrite(_message.Message):
+    """One write of a transaction. The `namespace` in it is empty or that of the transaction; the `request_id` is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPEND_MESSAGES_FIELD_NUMBER: _builtins.int
+    REPLACE_MESSAGE_FIELD_NUMBER: _builtins.int
+    UPDATE_CONVERSATION_FIELD_NUMBER: _builtins.int
+    SET_STATE_FIELD_NUMBER: _builtins.int
+    PUT_FRAGMENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def append_messages(self) -> Global___AppendMessagesRequest:
+        """Appends messages."""
+
+    @_builtins.property
+    def replace_message(self) -> Global___ReplaceMessageRequest:
+        """Replaces a message."""
+
+    @_builtins.property
+    def update_conversation(self) -> Global___UpdateConversationRequest:
+        """Sets labels and time to live, or creates a conversation."""
+
+    @_builtins.property
+    def set_state(self) -> Global___SetStateRequest:
+        """Writes a state document."""
+
+    @_builtins.property
+    def put_fragment(self) -> _memory_service_pb2.PutFragmentRequest:
+        """Puts a fragment. Its `memory` is empty or that of the transaction."""
+
+    def __init__(
+        self,
+        *,
+        append_messages: Global___AppendMessagesRequest | None = ...,
+        replace_message: Global___ReplaceMessageRequest | None = ...,
+        update_conversation: Global___UpdateConversationRequest | None = ...,
+        set_state: Global___SetStateRequest | None = ...,
+        put_fragment: _memory_service_pb2.PutFragmentRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append_messages", b"append_messages", "put_fragment", b"put_fragment", "replace_message", b"replace_message", "set_state", b"set_state", "update_conversation", b"update_conversation", "write", b"write"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_messages", b"append_messages", "put_fragment", b"put_fragment", "replace_message", b"replace_message", "set_state", b"set_state", "update_conversation", b"update_conversation", "write", b"write"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_write: _TypeAlias = _typing.Literal["append_messages", "replace_message", "update_conversation", "set_state", "put_fragment"]  # noqa: Y015
+    _WhichOneofArgType_write: _TypeAlias = _typing.Literal["write", b"write"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_write) -> _WhichOneofReturnType_write | None: ...
+
+Global___TransactionWrite: _TypeAlias = TransactionWrite  # noqa: Y015
+
+@_typing.final
+class WriteTogetherRequest(_message.Message):
+    """Writes messages, state and fragments."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    WRITES_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace."""
+    memory: _builtins.str
+    """The memory of all put_fragment; empty without one."""
+    request_id: _builtins.str
+    """A repeat with the same id returns the first answer."""
+    @_builtins.property
+    def writes(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionWrite]:
+        """The writes, at most `Limits.batch_max`, applied in this order; of put_fragment, before the others. If the
+        precondition of one does not hold, nothing is written, and the call ends with its error.
+        """
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        memory: _builtins.str = ...,
+        writes: _abc.Iterable[Global___TransactionWrite] | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory", "namespace", b"namespace", "request_id", b"request_id", "writes", b"writes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteTogetherRequest: _TypeAlias = WriteTogetherRequest  # noqa: Y015
+
+@_typing.final
+class TransactionResult(_message.Message):
+    """What one write has done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPEND_MESSAGES_FIELD_NUMBER: _builtins.int
+    REPLACE_MESSAGE_FIELD_NUMBER: _builtins.int
+    UPDATE_CONVERSATION_FIELD_NUMBER: _builtins.int
+    SET_STATE_FIELD_NUMBER: _builtins.int
+    PUT_FRAGMENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def append_messages(self) -> Global___AppendMessagesResponse:
+        """Messages are appended."""
+
+    @_builtins.property
+    def replace_message(self) -> Global___ReplaceMessageResponse:
+        """A message is replaced."""
+
+    @_builtins.property
+    def update_conversation(self) -> Global___UpdateConversationResponse:
+        """A conversation is changed."""
+
+    @_builtins.property
+    def set_state(self) -> Global___SetStateResponse:
+        """A state document is written."""
+
+    @_builtins.property
+    def put_fragment(self) -> _memory_service_pb2.PutFragmentResponse:
+        """A fragment is put."""
+
+    def __init__(
+        self,
+        *,
+        append_messages: Global___AppendMessagesResponse | None = ...,
+        replace_message: Global___ReplaceMessageResponse | None = ...,
+        update_conversation: Global___UpdateConversationResponse | None = ...,
+        set_state: Global___SetStateResponse | None = ...,
+        put_fragment: _memory_service_pb2.PutFragmentResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append_messages", b"append_messages", "put_fragment", b"put_fragment", "replace_message", b"replace_message", "result", b"result", "set_state", b"set_state", "update_conversation", b"update_conversation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_messages", b"append_messages", "put_fragment", b"put_fragment", "replace_message", b"replace_message", "result", b"result", "set_state", b"set_state", "update_conversation", b"update_conversation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["append_messages", "replace_message", "update_conversation", "set_state", "put_fragment"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
+
+Global___TransactionResult: _TypeAlias = TransactionResult  # noqa: Y015
+
+@_typing.final
+class WriteTogetherResponse(_message.Message):
+    """All is written."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionResult]:
+        """The result of each write, in the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___TransactionResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteTogetherResponse: _TypeAlias = WriteTogetherResponse  # noqa: Y015

@@ -137,6 +137,11 @@ class ConversationServiceStub(object):
                 request_serializer=memstream_dot_v1_dot_conversation__service__pb2.EraseUserRequest.SerializeToString,
                 response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.EraseUserResponse.FromString,
                 _registered_method=True)
+        self.WriteTogether = channel.unary_unary(
+                '/memstream.v1.ConversationService/WriteTogether',
+                request_serializer=memstream_dot_v1_dot_conversation__service__pb2.WriteTogetherRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.WriteTogetherResponse.FromString,
+                _registered_method=True)
         self.SavePlans = channel.unary_unary(
                 '/memstream.v1.ConversationService/SavePlans',
                 request_serializer=memstream_dot_v1_dot_conversation__service__pb2.SavePlansRequest.SerializeToString,
@@ -310,6 +315,13 @@ class ConversationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WriteTogether(self, request, context):
+        """Writes messages, state and fragments of a namespace in one transaction: all or nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SavePlans(self, request, context):
         """Saves plans together.
         """
@@ -447,6 +459,11 @@ def add_ConversationServiceServicer_to_server(servicer, server):
                     servicer.EraseUser,
                     request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.EraseUserRequest.FromString,
                     response_serializer=memstream_dot_v1_dot_conversation__service__pb2.EraseUserResponse.SerializeToString,
+            ),
+            'WriteTogether': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteTogether,
+                    request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.WriteTogetherRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_conversation__service__pb2.WriteTogetherResponse.SerializeToString,
             ),
             'SavePlans': grpc.unary_unary_rpc_method_handler(
                     servicer.SavePlans,
@@ -1017,6 +1034,33 @@ class ConversationService(object):
             '/memstream.v1.ConversationService/EraseUser',
             memstream_dot_v1_dot_conversation__service__pb2.EraseUserRequest.SerializeToString,
             memstream_dot_v1_dot_conversation__service__pb2.EraseUserResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteTogether(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ConversationService/WriteTogether',
+            memstream_dot_v1_dot_conversation__service__pb2.WriteTogetherRequest.SerializeToString,
+            memstream_dot_v1_dot_conversation__service__pb2.WriteTogetherResponse.FromString,
             options,
             channel_credentials,
             insecure,

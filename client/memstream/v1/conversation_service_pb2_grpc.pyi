@@ -76,6 +76,8 @@ class ConversationServiceStub:
     """Deletes a state document."""
     EraseUser: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.EraseUserRequest, _conversation_service_pb2.EraseUserResponse]
     """Erases a user's state document and all conversations with the label `user` of that value, from the files, too."""
+    WriteTogether: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.WriteTogetherRequest, _conversation_service_pb2.WriteTogetherResponse]
+    """Writes messages, state and fragments of a namespace in one transaction: all or nothing."""
     SavePlans: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.SavePlansRequest, _conversation_service_pb2.SavePlansResponse]
     """Saves plans together."""
     ListPlans: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListPlansRequest, _conversation_service_pb2.ListPlansResponse]
@@ -135,6 +137,8 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     """Deletes a state document."""
     EraseUser: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.EraseUserRequest, _conversation_service_pb2.EraseUserResponse]  # type: ignore[assignment]
     """Erases a user's state document and all conversations with the label `user` of that value, from the files, too."""
+    WriteTogether: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.WriteTogetherRequest, _conversation_service_pb2.WriteTogetherResponse]  # type: ignore[assignment]
+    """Writes messages, state and fragments of a namespace in one transaction: all or nothing."""
     SavePlans: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.SavePlansRequest, _conversation_service_pb2.SavePlansResponse]  # type: ignore[assignment]
     """Saves plans together."""
     ListPlans: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListPlansRequest, _conversation_service_pb2.ListPlansResponse]  # type: ignore[assignment]
@@ -311,6 +315,14 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.EraseUserResponse, _abc.Awaitable[_conversation_service_pb2.EraseUserResponse]]:
         """Erases a user's state document and all conversations with the label `user` of that value, from the files, too."""
+
+    @_abc_1.abstractmethod
+    def WriteTogether(
+        self,
+        request: _conversation_service_pb2.WriteTogetherRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_service_pb2.WriteTogetherResponse, _abc.Awaitable[_conversation_service_pb2.WriteTogetherResponse]]:
+        """Writes messages, state and fragments of a namespace in one transaction: all or nothing."""
 
     @_abc_1.abstractmethod
     def SavePlans(

@@ -92,7 +92,9 @@ async def run_server(
         parts = engine_parts(settings, journal, index, used, embedding, metrics, clock, tracing, images)
         engine = await _start_engine(stack, parts, space, journal, used, settings)
         poll_s = parts.storage.poll_interval_s
-        conversations = Conversations(journal.conversations, journal, clock, poll_s, parts.runtime.limits)
+        conversations = Conversations(
+            journal.conversations, journal, clock, poll_s, parts.runtime.limits, engine.fragments
+        )
         server = create_server(engine, conversations, settings, metrics, access, tracing)
         address = await server.start(settings.listen, access.credentials)
         stack.push_async_callback(server.stop, settings.drain_grace_s)

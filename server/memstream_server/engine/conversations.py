@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from memstream_server.engine.byte_quota import check_bytes
 from memstream_server.engine.errors import (
@@ -23,9 +24,13 @@ from memstream_server.engine.runtime.call_context import complete
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.engine.settings import Limits
 from memstream_server.ports.conversation_records import (
+    AppendMessages,
     ConversationChange,
     ConversationQuery,
     ConversationRecord,
+    ConversationResult,
+    ConversationWrite,
+    JointWrites,
     SessionStore,
     State,
     StateDiffers,
@@ -53,10 +58,35 @@ from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Answer
 
+if TYPE_CHECKING:
+    from memstream_server.engine.fragments import Fragments
+    from memstream_server.engine.requests import NewObservation, Put
+
 T = TypeVar("T")
 NO_LIMITS = Limits()
 PAGE = 256
 """Messages that a watch reads at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Writes that are done together. `puts`: (observation, etag as of `Fragments.put`) into `memory`, with different
+    external ids."""
+
+    namespace: str
+    writes: Sequence[ConversationWrite] = ()
+    memory: str = ""
+    puts: Sequence[tuple[NewObservation, str | None]] = ()
+    request: str = ""
+    """Key of the request_id; empty: repeats are not detected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a transaction has done: a result for each of its writes, and for each of its puts."""
+
+    results: Sequence[ConversationResult]
+    puts: Sequence[Put]
 
 
 class Conversations:
@@ -74,8 +104,13 @@ class Conversations:
         clock: Clock,
         quiet_s: float = 5.0,
         limits: Limits = NO_LIMITS,
+        fragments: Fragments | None = None,
     ) -> None:
-        """quiet_s: how often an idle watch reads the store. Writes of other processes wake no watch of this one."""
+        """quiet_s: how often an idle watch reads the store. Writes of other processes wake no watch of this one.
+
+        fragments: of all memories, for transactions that put some.
+        """
+        self._fragments = fragments
         self._store = store
         self._journal = journal
         self._clock = clock
@@ -94,7 +129,7 @@ class Conversations:
         """The message with its number and times. Wakes the watches."""
         await self._check_bytes(conversation.namespace)
         writing = self._store.append_message(conversation, message, self._clock.now_us(), answer)
-        return await self._write_shielded(conversation, writing)
+        return await self._write_shielded([conversation], writing)
 
     async def append_messages(
         self,
@@ -106,7 +141,7 @@ class Conversations:
         """All or none. Wakes the watches."""
         await self._check_bytes(conversation.namespace)
         writing = self._store.append_messages(conversation, messages, condition, self._clock.now_us(), answer)
-        return await self._write_shielded(conversation, writing)
+        return await self._write_shielded([conversation], writing)
 
     async def list_messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
         """In order of number."""
@@ -123,7 +158,7 @@ class Conversations:
     async def complete(self, conversation: ConversationName, answer: AnswerOf[None] = None) -> None:
         """End the watches. Creates the conversation if necessary: a watch may wait for one without messages."""
         await self._write_shielded(
-            conversation, self._store.complete_conversation(conversation, self._clock.now_us(), answer)
+            [conversation], self._store.complete_conversation(conversation, self._clock.now_us(), answer)
         )
 
     async def delete_messages(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
@@ -221,6 +256,34 @@ class Conversations:
         await _map_errors(self._journal.scrub_files())
         return erased
 
+    @property
+    def dimension(self) -> int:
+        """Vector dimension of the fragments."""
+        return 0 if self._fragments is None else self._fragments.dimension
+
+    async def write_together(self, given: Transaction, answer: Callable[[Written], Answer] | None = None) -> Written:
+        """All in one transaction, or nothing. Wakes the watches. Raises also MemoryNotFound, AlreadyAnswered."""
+        appended = [one.conversation for one in given.writes if isinstance(one, AppendMessages)]
+        return await self._write_shielded(appended, self._write_together(given, answer))
+
+    async def _write_together(self, given: Transaction, answer: Callable[[Written], Answer] | None) -> Written:
+        written: list[Written] = []
+
+        def join(puts: Sequence[Put]) -> JointWrites:
+            def finish(results: Sequence[ConversationResult]) -> Answer | None:
+                written.append(Written(results, puts))
+                return None if answer is None else answer(written[-1])
+
+            return JointWrites(given.writes, self._clock.now_us(), finish)
+
+        if given.puts:
+            assert self._fragments is not None
+            await self._fragments.put_together(given.namespace, given.memory, given.puts, join, given.request)
+        else:
+            await self._check_bytes(given.namespace)
+            await self._store.write_together(join(()))
+        return written[-1]  # of the try that was committed
+
     async def watch(self, conversation: ConversationName, after: int) -> AsyncGenerator[list[Message], None]:
         """Pages of messages after a number, as they arrive; returns when the conversation is completed.
 
@@ -266,16 +329,17 @@ class Conversations:
         whole = list(takewhile(lambda one: one.is_whole, found))
         return whole, len(found) == PAGE or len(whole) < len(found)
 
-    async def _write_shielded(self, conversation: ConversationName, writing: Awaitable[T]) -> T:
-        telling = asyncio.create_task(self._write_and_notify(conversation, writing))
+    async def _write_shielded(self, changed: Sequence[ConversationName], writing: Awaitable[T]) -> T:
+        telling = asyncio.create_task(self._write_and_notify(changed, writing))
         self._writing.add(telling)
         telling.add_done_callback(self._writing.discard)
         return await complete(telling)  # the watches are notified even if the caller is cancelled
 
-    async def _write_and_notify(self, conversation: ConversationName, writing: Awaitable[T]) -> T:
+    async def _write_and_notify(self, changed: Sequence[ConversationName], writing: Awaitable[T]) -> T:
         written = await _map_errors(writing)
-        for event in self._waiting.get(conversation, ()):
-            event.set()
+        for conversation in changed:
+            for event in self._waiting.get(conversation, ()):
+                event.set()
         return written
 
 

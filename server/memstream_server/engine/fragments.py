@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from memstream_server.engine.errors import FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import Changed, NewObservation, Once, Put
 from memstream_server.engine.runtime.clock import time_of_ulid_us
+from memstream_server.ports.conversation_records import JointWrites
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import MemoryRecord, Recorded, Version
 
@@ -50,6 +51,11 @@ class Fragments:
         self._runtime = runtime
         self._journal = storage.journal
         self._registry = registry
+
+    @property
+    def dimension(self) -> int:
+        """Vector dimension."""
+        return self._models.embedding_model.dimension
 
     async def get(self, namespace: str, name: str, id: str = "", external_id: str = "") -> tuple[Fragment, str, int]:
         """(fragment, merged text if it was promoted, the memory's revision). Raises FragmentNotFound."""
@@ -232,6 +238,22 @@ class Fragments:
         async with self._registry.use(namespace, name) as actor:
             await check_bytes(self._journal, self._runtime.limits, namespace)
             return await putting.put(actor, new, etag, self._storage, self._models, self._runtime, once)
+
+    async def put_together(
+        self,
+        namespace: str,
+        name: str,
+        given: Sequence[tuple[NewObservation, str | None]],
+        join: Callable[[Sequence[Put]], JointWrites],
+        request: str = "",
+    ) -> None:
+        """Put several observations and write to conversations in one transaction; `join` makes these writes and takes
+        what is put. Raises EtagMismatch, PreconditionFailed, and AlreadyAnswered if `request` has an answer."""
+        async with self._registry.use(namespace, name) as actor:
+            await check_bytes(self._journal, self._runtime.limits, namespace)
+
+            once: Once[Sequence[Put]] | None = Once(request) if request else None
+            await putting.put_together(actor, given, self._storage, self._models, self._runtime, once, join)
 
     async def update(
         self, namespace: str, name: str, change: FragmentChange, once: Once[tuple[Fragment, int]] | None = None

@@ -93,7 +93,9 @@ async def run_decision(actor: Actor, once: Once[T] | None, storage: Storage, dec
         decision, result_at = await decide(now)
         commits = decision is not None or once is not None
         made.append(result_at(now.revision + commits))
-        return decision if once is None else replace(decision or Decision(), answer=once.answer(made[0]))
+        if once is None or once.answer is None:
+            return decision
+        return replace(decision or Decision(), answer=once.answer(made[0]))
 
     await actor.run(decide_once)
     return made[0]

@@ -1,7 +1,7 @@
-"""Put: decides one observation in a single decision, to which the etag check and the answer refer.
+"""Put: decides observations in a single decision, to which the etag checks and the answer refer.
 
-A stream's observation is received before it is decided. This one is only acknowledged as stored and needs no receipt.
-It may overtake received observations of streams: the contract promises no order between them.
+A stream's observation is received before it is decided. These are only acknowledged as stored and need no receipt.
+They may overtake received observations of streams: the contract promises no order between them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from memstream_server.engine.memory.known_fragments import KnownFragments, read_
 from memstream_server.engine.memory.receipts import fragment_of
 from memstream_server.engine.memory.superseding import raise_if_refused
 from memstream_server.engine.requests import NewObservation, Once, Put, fragment_etag
+from memstream_server.ports.conversation_records import JointWrites
 from memstream_server.ports.journal.writing import Outcome
 
 if TYPE_CHECKING:
@@ -42,37 +43,63 @@ async def put(
 
     etag: of the fragment that is there; None: there is none, but a forgotten or expired one; empty: any.
     """
-    with actor.ingest.admit_put(new):
-        return await _put_observation(actor, new, etag, storage, models, runtime, once)
+    puts = await put_together(
+        actor,
+        [(new, etag)],
+        storage,
+        models,
+        runtime,
+        _once_of_first(once),
+    )
+    return puts[0]
 
 
-async def _put_observation(
+async def put_together(
     actor: Actor,
-    new: NewObservation,
-    etag: str | None,
+    given: Sequence[tuple[NewObservation, str | None]],
     storage: Storage,
     models: EngineModels,
     runtime: Runtime,
-    once: Once[Put] | None,
-) -> Put:
+    once: Once[Sequence[Put]] | None = None,
+    join: Callable[[Sequence[Put]], JointWrites] | None = None,
+) -> Sequence[Put]:
+    """As `put` for several (observation, etag) with different external ids, in one decision.
+
+    join: makes the writes to conversations that are committed with it; then also raises PreconditionFailed.
+    """
     account = account_of(actor.working.record)
-    part = await _enrich_observation(actor, new, models, runtime, account)
+    with actor.ingest.admit_puts([new for new, _ in given]):
+        parts = await _enrich_observations(actor, [new for new, _ in given], models, runtime, account)
 
-    async def decide(now: Actor) -> tuple[Decision, Callable[[int], Put]]:
-        existing = await read_fragments(now, [now.working.id_of(new.external_id)], storage)
-        found = drop_expired(existing, now.working.record, runtime.clock.now_us())
-        _check_etag(new.external_id, etag, found)
-        raise_if_refused(new, now.working, runtime.clock.now_us())
-        position = now.ingest.take_position()
-        seen = part.in_space(now.working.embedding.name)
-        placed = replace(seen, fragment=seen.fragment.but(position=position))
-        known = await read_known(now.working, [placed], storage) if new.supersedes else KnownFragments()
-        known.by_key |= {fragment.external_id: fragment for fragment in existing}
-        decision, outcomes = await decide_observations(now.working, (), [placed], known, models, runtime)
-        decision = decision.with_cost(account, Purpose.IMPORTANCE)
-        return decision, lambda revision: _put_result(decision, outcomes[position], revision)
+        async def decide(now: Actor) -> tuple[Decision, Callable[[int], Sequence[Put]]]:
+            existing = await read_fragments(now, [now.working.id_of(new.external_id) for new, _ in given], storage)
+            found = drop_expired(existing, now.working.record, runtime.clock.now_us())
+            for new, etag in given:
+                _check_etag(new.external_id, etag, [one for one in found if one.external_id == new.external_id])
+                raise_if_refused(new, now.working, runtime.clock.now_us())
+            seen = [part.in_space(now.working.embedding.name) for part in parts]
+            placed = [replace(one, fragment=one.fragment.but(position=now.ingest.take_position())) for one in seen]
+            superseding = any(new.supersedes for new, _ in given)
+            known = await read_known(now.working, placed, storage) if superseding else KnownFragments()
+            known.by_key |= {fragment.external_id: fragment for fragment in existing}
+            decision, outcomes = await decide_observations(now.working, (), placed, known, models, runtime)
+            decision = decision.with_cost(account, Purpose.IMPORTANCE)
 
-    return await run_decision(actor, once, storage, decide)
+            def puts_at(revision: int) -> Sequence[Put]:
+                return [_put_result(decision, outcomes[one.fragment.position], revision) for one in placed]
+
+            if join is None:
+                return decision, puts_at
+            return replace(decision, joint=join(puts_at(now.revision + 1))), puts_at
+
+        return await run_decision(actor, once, storage, decide)
+
+
+def _once_of_first(once: Once[Put] | None) -> Once[Sequence[Put]] | None:
+    if once is None or once.answer is None:
+        return None
+    answer = once.answer
+    return Once(once.key, lambda puts: answer(puts[0]))
 
 
 def _check_etag(external_id: str, etag: str | None, found: Sequence[Fragment]) -> None:
@@ -85,14 +112,14 @@ def _check_etag(external_id: str, etag: str | None, found: Sequence[Fragment]) -
         raise EtagMismatch(f"fragment {external_id!r} has changed since; read it again", etag=current)
 
 
-async def _enrich_observation(
-    actor: Actor, new: NewObservation, models: EngineModels, runtime: Runtime, account: Account
-) -> EnrichedFragment:
-    record = actor.working.record
-    fragment = fragment_of(new, runtime.ids.next_id(), runtime.clock.now_us(), 0, record)
-    own = {} if new.vector is None else {fragment.id: new.vector}
-    space = actor.working.embedding
-    return (await models.enricher.enrich_fragments([fragment], own, [new.importance], record, account, space))[0]
+async def _enrich_observations(
+    actor: Actor, given: Sequence[NewObservation], models: EngineModels, runtime: Runtime, account: Account
+) -> Sequence[EnrichedFragment]:
+    record, now_us = actor.working.record, runtime.clock.now_us()
+    fragments = [fragment_of(new, runtime.ids.next_id(), now_us, 0, record) for new in given]
+    own = {fragment.id: new.vector for fragment, new in zip(fragments, given, strict=True) if new.vector is not None}
+    importances, space = [new.importance for new in given], actor.working.embedding
+    return await models.enricher.enrich_fragments(fragments, own, importances, record, account, space)
 
 
 def _put_result(decision: Decision, outcome: Outcome, revision: int) -> Put:

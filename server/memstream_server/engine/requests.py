@@ -37,7 +37,8 @@ class Once(Generic[T]):
     """
 
     key: str
-    answer: Callable[[T], Answer]
+    answer: Callable[[T], Answer] | None = None
+    """None: the joint writes of the decision store it."""
 
 
 class AckLevel(StrEnum):

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from memstream_server.ports.conversations import AnswerOf, ConversationName, ConversationStore
-from memstream_server.ports.journal.errors import JournalError
-from memstream_server.ports.journal.records import Labels
+from memstream_server.ports.conversations import (
+    AnswerOf,
+    Appended,
+    ConversationName,
+    ConversationStore,
+    Message,
+    Precondition,
+)
+from memstream_server.ports.journal.errors import PreconditionFailed
+from memstream_server.ports.journal.records import Answer, Labels
 
 USER_LABEL = "user"
 """The label by which the conversations of a user are found."""
 
 
-class StateDiffers(JournalError):
+class StateDiffers(PreconditionFailed):
     """The state document is not the one of the precondition. `version`: the present one; 0: there is none."""
 
     def __init__(self, text: str, version: int) -> None:
@@ -90,6 +98,55 @@ class ConversationChange:
     """Create it. ConversationExists if it exists."""
 
 
+@dataclass(frozen=True, slots=True)
+class AppendMessages:
+    """Appends messages; see ConversationStore.append_messages."""
+
+    conversation: ConversationName
+    messages: Sequence[Message]
+    condition: Precondition
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceMessage:
+    """Replaces the message with that number."""
+
+    conversation: ConversationName
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateConversation:
+    """Changes or creates a conversation."""
+
+    conversation: ConversationName
+    change: ConversationChange
+
+
+@dataclass(frozen=True, slots=True)
+class SetState:
+    """Writes a state document; see SessionStore.set_state."""
+
+    name: StateName
+    document: bytes
+    version: int | None = None
+
+
+ConversationWrite: TypeAlias = AppendMessages | ReplaceMessage | UpdateConversation | SetState
+ConversationResult: TypeAlias = Appended | Message | ConversationRecord | State
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JointWrites:
+    """Writes of one transaction, in their order."""
+
+    writes: Sequence[ConversationWrite]
+    now_us: int
+    finish: Callable[[Sequence[ConversationResult]], Answer | None]
+    """Called inside the transaction with the result of each write; what it returns is stored with them. A transaction
+    that is repeated calls it again."""
+
+
 class SessionStore(ConversationStore, Protocol):
     """The contract of ConversationStore holds. Methods raise NotThere."""
 
@@ -137,6 +194,10 @@ class SessionStore(ConversationStore, Protocol):
     async def erase_user(self, namespace: str, user: str) -> tuple[int, bool]:
         """Delete the conversations with the label `user`, and the user's state; how many, and whether there was one.
         Stored answers that name one of them are emptied. In several writes: one that raises has erased some."""
+        ...
+
+    async def write_together(self, joint: JointWrites) -> None:
+        """All or none. Raises what the methods of the single writes raise."""
         ...
 
     async def prune_conversations(self, now_us: int, limit: int) -> int:

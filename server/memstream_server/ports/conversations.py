@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import Protocol, TypeAlias, TypeVar
 
 from memstream_server.core.values import Metadata
-from memstream_server.ports.journal.errors import AlreadyExists, JournalError
+from memstream_server.ports.journal.errors import AlreadyExists, PreconditionFailed
 from memstream_server.ports.journal.records import Answer, Labels
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class ConversationName:
         return f"{self.namespace}/{self.name}"
 
 
-class NotThere(JournalError):
+class NotThere(PreconditionFailed):
     """The conversation, or a message or plan in it, does not exist. The text says which."""
 
     def __init__(self, text: str, conversation: ConversationName) -> None:
@@ -48,7 +48,7 @@ class NotThere(JournalError):
         self.conversation = conversation
 
 
-class ConversationExists(AlreadyExists):
+class ConversationExists(PreconditionFailed, AlreadyExists):
     """There is a conversation of that name."""
 
     def __init__(self, conversation: ConversationName) -> None:
@@ -56,7 +56,7 @@ class ConversationExists(AlreadyExists):
         self.conversation = conversation
 
 
-class LastNumberDiffers(JournalError):
+class LastNumberDiffers(PreconditionFailed):
     """The conversation's last message is not the one of the precondition."""
 
     def __init__(self, text: str, last_number: int) -> None:
@@ -64,7 +64,7 @@ class LastNumberDiffers(JournalError):
         self.last_number = last_number
 
 
-class ClientIdTaken(JournalError):
+class ClientIdTaken(PreconditionFailed):
     """Another message of the conversation has the client id."""
 
 

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 
 from memstream.v1 import conversation_service_pb2 as pb
-from memstream_server.ports.conversation_records import ConversationChange, ConversationQuery, ConversationRecord
-from memstream_server.ports.conversations import ConversationName
+from memstream_server.engine.conversations import Transaction, Written
+from memstream_server.engine.requests import NewObservation
+from memstream_server.ports.conversation_records import (
+    AppendMessages,
+    ConversationChange,
+    ConversationQuery,
+    ConversationRecord,
+    ConversationResult,
+    ConversationWrite,
+    ReplaceMessage,
+    SetState,
+    State,
+    StateName,
+    UpdateConversation,
+)
+from memstream_server.ports.conversations import Appended, ConversationName, Message
 from memstream_server.rpc import page_tokens, validation
+from memstream_server.rpc.fragments import put_response, read_put
+from memstream_server.rpc.idempotency import idempotent_call, respond_once
 from memstream_server.rpc.limits import encode_fitting
-from memstream_server.rpc.messages import MessageService
+from memstream_server.rpc.messages import MessageService, appended_response, replaced_response
 from memstream_server.rpc.validation import Violations, check_identifier, check_name
 from memstream_server.rpc.wire import conversations as wire
 from memstream_server.rpc.wire.policies import read_labels
@@ -63,19 +80,22 @@ class SessionService(MessageService):
         self, request: pb.UpdateConversationRequest, _context: _Context
     ) -> pb.UpdateConversationResponse:
         found = Violations()
+        read = self._read_update(found, request)
+        self._check_request(found, request.request_id)
+        return await self._respond_once(
+            request,
+            request.namespace,
+            lambda answer: self._conversations.update_conversation(read.conversation, read.change, answer),
+            _updated_response,
+        )
+
+    def _read_update(self, found: Violations, request: pb.UpdateConversationRequest) -> UpdateConversation:
         named = self._conversation_of(found, request)
         labels = read_labels(found, request.labels.labels, self._limits) if request.HasField("labels") else None
         ttl_us = None
         if request.HasField("ttl"):
             ttl_us = duration_us(found, "ttl", request.ttl) if request.ttl != Duration() else 0
-        self._check_request(found, request.request_id)
-        change = ConversationChange(labels, ttl_us, request.allow_missing, request.absent)
-        return await self._respond_once(
-            request,
-            request.namespace,
-            lambda answer: self._conversations.update_conversation(named, change, answer),
-            lambda done: pb.UpdateConversationResponse(conversation=wire.conversation_message(done)),
-        )
+        return UpdateConversation(named, ConversationChange(labels, ttl_us, request.allow_missing, request.absent))
 
     async def delete_conversation(
         self, request: pb.DeleteConversationRequest, _context: _Context
@@ -113,6 +133,16 @@ class SessionService(MessageService):
 
     async def set_state(self, request: pb.SetStateRequest, _context: _Context) -> pb.SetStateResponse:
         found = Violations()
+        read = await self._read_state(found, request)
+        self._check_request(found, request.request_id)
+        return await self._respond_once(
+            request,
+            request.namespace,
+            lambda answer: self._conversations.set_state(read.name, read.document, read.version, answer),
+            lambda done: _state_response(read.name, done),
+        )
+
+    async def _read_state(self, found: Violations, request: pb.SetStateRequest) -> SetState:
         name = wire.read_state_name(found, request.namespace, request.scope, request.name, self._limits)
         document = await wire.read_json(found, "document", request.document, self._limits)
         version = None
@@ -124,13 +154,7 @@ class SessionService(MessageService):
                 version = int(digits)
         elif request.absent:
             version = 0
-        self._check_request(found, request.request_id)
-        return await self._respond_once(
-            request,
-            request.namespace,
-            lambda answer: self._conversations.set_state(name, document, version, answer),
-            lambda done: pb.SetStateResponse(state=wire.state_message(name, done, document=False)),
-        )
+        return SetState(name, document, version)
 
     async def delete_state(self, request: pb.DeleteStateRequest, _context: _Context) -> pb.DeleteStateResponse:
         found = Violations()
@@ -150,3 +174,112 @@ class SessionService(MessageService):
         found.check()
         count, state = await self._conversations.erase_user(request.namespace, request.user)
         return pb.EraseUserResponse(conversations=count, state=state)
+
+    # ---- several writes in one transaction
+    async def write_together(self, request: pb.WriteTogetherRequest, _context: _Context) -> pb.WriteTogetherResponse:
+        found = Violations()
+        check_name(found, "namespace", request.namespace, self._limits)
+        if request.memory:
+            check_name(found, "memory", request.memory, self._limits)
+        check_identifier(found, "request_id", request.request_id, self._limits)
+        if not request.writes:
+            found.add("writes", "is empty")
+        if len(request.writes) > self._limits.batch_max:
+            found.add("writes", f"has {len(request.writes)} writes, at most {self._limits.batch_max} are allowed")
+            found.check()
+        writes: list[ConversationWrite] = []
+        puts: list[tuple[NewObservation, str | None]] = []
+        for place, write in enumerate(request.writes):
+            read = await self._read_write(found, place, write, request)
+            if isinstance(read, tuple):
+                puts.append(read)
+            elif read is not None:
+                writes.append(read)
+        _check_puts(found, request, puts)
+        found.check()
+        call = idempotent_call(request, request.namespace, request.request_id, pb.WriteTogetherResponse)
+        given = Transaction(request.namespace, writes, request.memory, puts, "" if call is None else call.key)
+
+        def respond(done: Written) -> pb.WriteTogetherResponse:
+            return _transaction_response(request, writes, done)
+
+        async def act() -> pb.WriteTogetherResponse:
+            answer = None if call is None else lambda done: call.make_answer(respond(done))
+            return respond(await self._conversations.write_together(given, answer))
+
+        return await respond_once(call, self._conversations, act)
+
+    async def _read_write(
+        self, found: Violations, place: int, write: pb.TransactionWrite, request: pb.WriteTogetherRequest
+    ) -> ConversationWrite | tuple[NewObservation, str | None] | None:
+        which = write.WhichOneof("write")
+        if which is None:
+            found.add(f"writes[{place}].write", "is not set")
+            return None
+        given, inside = getattr(write, which), found.within(f"writes[{place}].{which}.")
+        if given.request_id:
+            inside.add("request_id", "is set: the transaction has one for all writes")
+        _fill_name(inside, given, "namespace", request.namespace)
+        match which:
+            case "append_messages":
+                return await self._read_append(inside, write.append_messages)
+            case "replace_message":
+                return await self._read_replacement(inside, write.replace_message)
+            case "update_conversation":
+                return self._read_update(inside, write.update_conversation)
+            case "set_state":
+                return await self._read_state(inside, write.set_state)
+            case "put_fragment":
+                _fill_name(inside, given, "memory", request.memory)
+                check_name(inside, "memory", given.memory, self._limits)
+                return read_put(inside, write.put_fragment, self._limits, self._conversations.dimension)
+
+
+def _fill_name(found: Violations, given: Any, field: str, value: str) -> None:
+    if getattr(given, field) not in ("", value):
+        found.add(field, "is another one than the transaction's")
+    setattr(given, field, value)
+
+
+def _check_puts(
+    found: Violations, request: pb.WriteTogetherRequest, puts: Sequence[tuple[NewObservation, str | None]]
+) -> None:
+    if request.memory and not puts:
+        found.add("memory", "is set, but no write puts a fragment")
+    if len({new.external_id for new, _ in puts}) < len(puts):
+        found.add("writes", "puts one external_id twice")
+
+
+def _updated_response(done: ConversationRecord) -> pb.UpdateConversationResponse:
+    return pb.UpdateConversationResponse(conversation=wire.conversation_message(done))
+
+
+def _state_response(name: StateName, done: State) -> pb.SetStateResponse:
+    return pb.SetStateResponse(state=wire.state_message(name, done, document=False))
+
+
+def _transaction_response(
+    request: pb.WriteTogetherRequest, writes: Sequence[ConversationWrite], done: Written
+) -> pb.WriteTogetherResponse:
+    puts, others = iter(done.puts), zip(writes, done.results, strict=True)
+    return pb.WriteTogetherResponse(
+        results=[
+            pb.TransactionResult(put_fragment=put_response(next(puts)))
+            if write.WhichOneof("write") == "put_fragment"
+            else _result_message(*next(others))
+            for write in request.writes
+        ]
+    )
+
+
+def _result_message(write: ConversationWrite, done: ConversationResult) -> pb.TransactionResult:
+    match write, done:
+        case AppendMessages(), Appended():
+            return pb.TransactionResult(append_messages=appended_response(done))
+        case ReplaceMessage(), Message():
+            return pb.TransactionResult(replace_message=replaced_response(write.conversation, done))
+        case SetState(), State():
+            return pb.TransactionResult(set_state=_state_response(write.name, done))
+        case UpdateConversation(), ConversationRecord():
+            return pb.TransactionResult(update_conversation=_updated_response(done))
+    raise TypeError(f"{type(done).__name__} is no result of {type(write).__name__}")

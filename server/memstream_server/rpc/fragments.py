@@ -12,7 +12,7 @@ from memstream_server.core.filters import Filter, Listing, Order, Unmatched
 from memstream_server.core.policy import Truth
 from memstream_server.core.values import Fragment
 from memstream_server.engine.lifecycle import FragmentChange
-from memstream_server.engine.requests import Changed, Put
+from memstream_server.engine.requests import Changed, NewObservation, Put
 from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.errors import PageTokenInvalid
@@ -207,27 +207,14 @@ class FragmentMethods:
     async def put_fragment(self, request: pb.PutFragmentRequest, _context: _Context) -> pb.PutFragmentResponse:
         found = Violations()
         namespace, name = memory_name(found, request.namespace, request.memory, self._limits)
-        new = observations.read_observation(
-            found, request.observation, b"", "", self._limits, self._engine.dimension, prefix="observation."
-        )
-        if not new.external_id:
-            found.add("observation.external_id", "is required: it says which fragment is put")
-        if request.absent and request.etag:
-            found.add("absent", "and etag exclude each other")
+        new, etag = read_put(found, request, self._limits, self._engine.dimension)
         request_id = check_identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, namespace, request_id, pb.PutFragmentResponse)
 
         async def put() -> pb.PutFragmentResponse:
-            return _put_response(
-                await self._engine.fragments.put(
-                    namespace,
-                    name,
-                    new,
-                    None if request.absent else request.etag,
-                    commit_with_answer(call, _put_response),
-                )
-            )
+            once = commit_with_answer(call, put_response)
+            return put_response(await self._engine.fragments.put(namespace, name, new, etag, once))
 
         return await respond_once(call, self._engine, put)
 
@@ -409,7 +396,20 @@ def _check_mask(found: Violations, paths: Iterable[str]) -> None:
         found.add("update_mask", "has content and structured: a fragment says one of them")
 
 
-def _put_response(put: Put) -> pb.PutFragmentResponse:
+def read_put(
+    found: Violations, request: pb.PutFragmentRequest, limits: Limits, dimension: int
+) -> tuple[NewObservation, str | None]:
+    """(observation, etag as of `Fragments.put`)."""
+    new = observations.read_observation(found, request.observation, b"", "", limits, dimension, prefix="observation.")
+    if not new.external_id:
+        found.add("observation.external_id", "is required: it says which fragment is put")
+    if request.absent and request.etag:
+        found.add("absent", "and etag exclude each other")
+    return new, None if request.absent else request.etag
+
+
+def put_response(put: Put) -> pb.PutFragmentResponse:
+    """What is there now."""
     fragment = None if put.fragment is None else fragment_message(put.fragment)
     return pb.PutFragmentResponse(fragment=fragment, created=put.created, revision=put.revision)
 

@@ -11,6 +11,7 @@ import grpc.aio
 from google.protobuf.message import Message as WireMessage
 
 from memstream.v1 import conversation_service_pb2 as pb
+from memstream_server.ports.conversation_records import AppendMessages, ReplaceMessage
 from memstream_server.ports.conversations import (
     AnswerOf,
     Appended,
@@ -59,6 +60,18 @@ class MessageService:
 
     async def append_messages(self, request: pb.AppendMessagesRequest, _context: _Context) -> pb.AppendMessagesResponse:
         found = Violations()
+        read = await self._read_append(found, request)
+        self._check_request(found, request.request_id)
+        return await self._respond_once(
+            request,
+            request.namespace,
+            lambda answer: self._conversations.append_messages(
+                read.conversation, read.messages, read.condition, answer
+            ),
+            appended_response,
+        )
+
+    async def _read_append(self, found: Violations, request: pb.AppendMessagesRequest) -> AppendMessages:
         named = self._conversation_of(found, request)
         messages = await self._read_messages(found, request)
         condition = Precondition()
@@ -68,13 +81,7 @@ class MessageService:
                 condition = Precondition(last_number=int(last))
             case "absent":
                 condition = Precondition(absent=request.absent)
-        self._check_request(found, request.request_id)
-        return await self._respond_once(
-            request,
-            request.namespace,
-            lambda answer: self._conversations.append_messages(named, messages, condition, answer),
-            _appended_response,
-        )
+        return AppendMessages(named, messages, condition)
 
     async def _read_messages(self, found: Violations, request: pb.AppendMessagesRequest) -> Sequence[Message]:
         if not request.messages:
@@ -156,17 +163,22 @@ class MessageService:
 
     async def replace_message(self, request: pb.ReplaceMessageRequest, _context: _Context) -> pb.ReplaceMessageResponse:
         found = Violations()
-        given = request.message
-        named = wire.conversation_name(found, request.namespace, given.conversation, self._limits, prefix="message.")
-        number = wire.message_number(found, "message.number", given.number)
-        body = await wire.read_body(found, "message.body", given, self._limits)
-        message = replace(wire.read_message(found, given, body, self._limits, sent=False), number=number)
+        read = await self._read_replacement(found, request)
         self._check_request(found, request.request_id)
         return await self._respond_once(
             request,
             request.namespace,
-            lambda answer: self._conversations.replace_message(named, message, answer),
-            lambda done: pb.ReplaceMessageResponse(message=wire.message_of(named, replace(done, body=None))),
+            lambda answer: self._conversations.replace_message(read.conversation, read.message, answer),
+            lambda done: replaced_response(read.conversation, done),
+        )
+
+    async def _read_replacement(self, found: Violations, request: pb.ReplaceMessageRequest) -> ReplaceMessage:
+        given = request.message
+        named = wire.conversation_name(found, request.namespace, given.conversation, self._limits, prefix="message.")
+        number = wire.message_number(found, "message.number", given.number)
+        body = await wire.read_body(found, "message.body", given, self._limits)
+        return ReplaceMessage(
+            named, replace(wire.read_message(found, given, body, self._limits, sent=False), number=number)
         )
 
     async def delete_messages(self, request: pb.DeleteMessagesRequest, _context: _Context) -> pb.DeleteMessagesResponse:
@@ -250,7 +262,13 @@ class MessageService:
         return await respond_once(call, self._conversations, act)
 
 
-def _appended_response(done: Appended) -> pb.AppendMessagesResponse:
+def replaced_response(named: ConversationName, done: Message) -> pb.ReplaceMessageResponse:
+    """Without the body."""
+    return pb.ReplaceMessageResponse(message=wire.message_of(named, replace(done, body=None)))
+
+
+def appended_response(done: Appended) -> pb.AppendMessagesResponse:
+    """The numbers."""
     return pb.AppendMessagesResponse(
         numbers=done.numbers,
         appended=done.count,

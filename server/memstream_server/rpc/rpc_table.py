@@ -17,6 +17,8 @@ class Need:
 
     verb: Verb
     at: tuple[str, ...]
+    whole: bool = False
+    """Whether it is needed in all of the namespace, whatever memory the request names."""
     optional: bool = False
     """Whether a request may name no namespace: the handler then filters its list by `caller.may`."""
 
@@ -49,7 +51,7 @@ def _rpc(
     large_messages: bool = False,
     with_bodies: bool = False,
 ) -> RpcRule:
-    need = Need(verb, at or ("namespace",), optional)
+    need = Need(verb, at or ("namespace",), optional=optional)
     return RpcRule((need,), None, False, served_anywhere, capability, large_messages or with_bodies, with_bodies)
 
 
@@ -117,6 +119,8 @@ _MEMSTREAM_RPCS: dict[str, dict[str, RpcRule]] = {
         "SetState": _rpc(_WRITE, with_bodies=True),
         "DeleteState": _rpc(_FORGET),
         "EraseUser": _rpc(_FORGET),
+        # A right by a memory's labels does not reach conversations.
+        "WriteTogether": RpcRule((Need(_WRITE, ("namespace",), whole=True),), large_messages=True, with_bodies=True),
         "SavePlans": _rpc(_WRITE, large_messages=True),
         "ListPlans": _rpc(_READ),
         "UpdatePlan": _rpc(_WRITE),
@@ -185,7 +189,7 @@ def find_namespace(request: Any, need: Need) -> str:
 
 def find_memory_name(request: Any, need: Need) -> str:
     """The name of the memory that a request names beside that namespace; empty if it names none."""
-    for path in need.at:
+    for path in () if need.whole else need.at:
         *parents, last = path.split(".")
         holder = request
         for name in parents:

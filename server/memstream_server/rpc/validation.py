@@ -21,14 +21,19 @@ VIOLATIONS_MAX = 64
 class Violations:
     """Collects the violations of one request; `check` raises them."""
 
-    __slots__ = ("found",)
+    __slots__ = ("_prefix", "found")
 
-    def __init__(self) -> None:
-        self.found: list[FieldViolation] = []
+    def __init__(self, prefix: str = "", found: list[FieldViolation] | None = None) -> None:
+        self._prefix = prefix
+        self.found = [] if found is None else found
+
+    def within(self, prefix: str) -> Violations:
+        """Collects for the same request, with the fields of a message in it: `writes[0].`."""
+        return Violations(self._prefix + prefix, self.found)
 
     def add(self, field: str, description: str) -> None:
         if len(self.found) < VIOLATIONS_MAX:
-            self.found.append(FieldViolation(field, description))
+            self.found.append(FieldViolation(self._prefix + field, description))
 
     def check(self) -> None:
         """Raises InvalidField if there are violations."""

@@ -18,9 +18,11 @@ from memstream_server.adapters.journal.sql.answers import put_answer
 from memstream_server.adapters.journal.sql.messages import find_row, get_or_create, get_row, update_row
 from memstream_server.adapters.journal.sql.schema import key_range, plans, row_key
 from memstream_server.ports.conversation_records import (
+    AppendMessages,
     ConversationChange,
     ConversationQuery,
     ConversationRecord,
+    JointWrites,
     State,
     StateName,
     StateScope,
@@ -46,8 +48,6 @@ from memstream_server.ports.conversations import (
 )
 
 T = TypeVar("T")
-_BYTES_OF_ROW = 4_096
-"""So many bytes of a body cost about as much as a row."""
 _ERASED_AT_ONCE = 10
 """Conversations of a user that one write erases."""
 
@@ -64,7 +64,7 @@ class SqlConversations:
     ) -> Message:
         return await self._write_with_answer(
             lambda c: messages.append_message(c, conversation, message, now_us),
-            3 + message.body_size_bytes // _BYTES_OF_ROW,
+            3 + message.body_size_bytes // records.BYTES_OF_ROW,
             True,
             answer,
         )
@@ -79,7 +79,7 @@ class SqlConversations:
     ) -> Appended:
         return await self._write_with_answer(
             lambda c: messages.append_messages(c, conversation, given, condition, now_us),
-            2 + len(given) + sum(one.body_size_bytes for one in given) // _BYTES_OF_ROW,
+            records.cost_rows(AppendMessages(conversation, given, condition)),
             True,
             answer,
         )
@@ -98,7 +98,7 @@ class SqlConversations:
     ) -> Message:
         return await self._write_with_answer(
             lambda c: messages.replace_message(c, conversation, message, now_us),
-            3 + message.body_size_bytes // _BYTES_OF_ROW,
+            3 + message.body_size_bytes // records.BYTES_OF_ROW,
             True,
             answer,
         )
@@ -164,13 +164,13 @@ class SqlConversations:
     async def stage_rows(
         self, staged: str, create_time_us: int, messages: Sequence[Message], plans: Sequence[Plan]
     ) -> None:
-        rows = 2 + len(messages) + len(plans) + sum(one.body_size_bytes for one in messages) // _BYTES_OF_ROW
+        rows = 2 + len(messages) + len(plans) + sum(one.body_size_bytes for one in messages) // records.BYTES_OF_ROW
         await self._write(lambda c: import_staging.put_staged(c, staged, create_time_us, messages, plans), rows, True)
 
     async def publish_staged(
         self, staged: str, conversation: ConversationName, status: Status, details: Details
     ) -> None:
-        rows = 3 + len(details.labels) + len(details.state or b"") // _BYTES_OF_ROW
+        rows = 3 + len(details.labels) + len(details.state or b"") // records.BYTES_OF_ROW
 
         def publish(connection: Connection) -> None:
             number = import_staging.publish_staged(connection, staged, conversation, status)
@@ -220,7 +220,7 @@ class SqlConversations:
     async def set_state(
         self, name: StateName, document: bytes, version: int | None, now_us: int, answer: AnswerOf[State] = None
     ) -> State:
-        rows = 3 + len(document) // _BYTES_OF_ROW
+        rows = 3 + len(document) // records.BYTES_OF_ROW
         return await self._write_with_answer(
             lambda c: records.set_state(c, name, document, version, now_us), rows, True, answer
         )
@@ -249,6 +249,10 @@ class SqlConversations:
         keys = await self._read(lambda c: records.find_answers(c, namespace, names))
         if keys:
             await self._write(lambda c: records.empty_answers(c, keys), len(keys), False)
+
+    async def write_together(self, joint: JointWrites) -> None:
+        rows = sum(map(records.cost_rows, joint.writes))
+        await self._write(lambda c: records.write_together(c, joint), rows, True)
 
     async def prune_conversations(self, now_us: int, limit: int) -> int:
         return await self._write(lambda c: records.prune_expired(c, now_us, limit), 1_000, False)

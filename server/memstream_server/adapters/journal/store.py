@@ -312,10 +312,9 @@ class SqlJournal:
         return await self._read(reads.last_without_outcomes, uid, producer, after, upto)
 
     async def commit(self, commit: Commit) -> None:
-        rows = 2 + 2 * (len(commit.rows) + len(commit.receipts))
-        rows += len(commit.anchors) + len(commit.index) + len(commit.removed)
-        adds = bool(commit.rows or commit.anchors or commit.jobs or commit.receipts or commit.recall_receipt)
-        await self._writer.submit(JointWork(sql_commit.commit_transitions, commit, commit.memory), rows, adds)
+        await self._writer.submit(
+            JointWork(sql_commit.commit_transitions, commit, commit.memory), *sql_commit.cost_of(commit)
+        )
 
     async def add_accesses(self, accesses: Accesses) -> None:
         work = JointWork(sql_commit.touch_fragments, accesses, accesses.memory)

@@ -45,7 +45,14 @@ from memstream_server.engine.memory.related import find_related, settle_suspicio
 from memstream_server.engine.memory.superseding import settle_decision
 from memstream_server.engine.memory.working_set import UNSHOWN_MAX, WorkingSet
 from memstream_server.engine.runtime.call_context import Origin, capture_origin, empty_origin, paid_by, working_for
-from memstream_server.ports.journal.errors import AlreadyExists, Conflict, NamespaceFull, OutcomeUnknown, WriteRefused
+from memstream_server.ports.journal.errors import (
+    AlreadyExists,
+    Conflict,
+    NamespaceFull,
+    OutcomeUnknown,
+    PreconditionFailed,
+    WriteRefused,
+)
 from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import Recorded
 from memstream_server.ports.journal.writing import Commit, Outcome
@@ -257,6 +264,8 @@ class Actor:
             _set_error(work.done, namespace_full(error))
         except WriteRefused as error:
             _set_error(work.done, write_error(error))
+        except PreconditionFailed as error:  # of a conversation; the caller knows what it says
+            _set_error(work.done, error)
         except AlreadyExists:
             text = "another fragment has been given this external_id: try again"
             _set_error(work.done, JournalUnavailable(text, retry_after_s=0.2))
@@ -418,6 +427,6 @@ class Actor:
             raise self.failed
 
 
-def _set_error(future: asyncio.Future[int], error: EngineError) -> None:
+def _set_error(future: asyncio.Future[int], error: EngineError | PreconditionFailed) -> None:
     if not future.done():
         future.set_exception(error)

@@ -78,6 +78,7 @@ async def commit_of(working: WorkingSet, decision: Decision, models: EngineModel
         name=decision.name,
         namespace_max=decision.namespace_max,
         answer=decision.answer,
+        joint=decision.joint,
         answers=decision.answers,
         outcomes=decision.outcomes,
         recall_receipt=decision.recall_receipt,

@@ -11,6 +11,7 @@ from memstream_server.core.policy import Policy
 from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.transition import Transition
 from memstream_server.engine.memory.enrich import EnrichedFragment
+from memstream_server.ports.conversation_records import JointWrites
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.records import Answer, Job, Labels, MemoryRecord
 from memstream_server.ports.journal.writing import Outcomes, Resolution
@@ -37,6 +38,8 @@ class Decision:
     namespace_max: int = 0
     """How many memories that namespace may have, including this one; 0: no limit."""
     answer: Answer | None = None
+    joint: JointWrites | None = None
+    """Writes to conversations, in the transaction of the commit."""
     answers: tuple[Answer, ...] = ()
     """Answers of the calls that sent the batches; `outcomes` are kept for resuming clients: see Commit."""
     outcomes: tuple[Outcomes, ...] = ()

@@ -159,16 +159,16 @@ class Ingest:
         self._next_position = max(self._next_position, position + 1)
 
     @contextlib.contextmanager
-    def admit_put(self, new: NewObservation) -> Iterator[None]:
-        """Admit an observation that is stored without a receipt; it counts towards the quota during the block."""
+    def admit_puts(self, given: Sequence[NewObservation]) -> Iterator[None]:
+        """Admit observations that are stored without a receipt; they count towards the quota during the block."""
         most = self._runtime.limits.memory_fragments_max
-        if isinstance(self._admit_items([new], most)[0], Refusal):
+        if any(isinstance(one, Refusal) for one in self._admit_items(given, most)):
             raise fragment_quota.quota_error(most)
-        self._puts += 1
+        self._puts += len(given)
         try:
             yield
         finally:
-            self._puts -= 1
+            self._puts -= len(given)
 
     def _admit_items(self, items: Sequence[NewObservation | Refusal], most: int) -> Sequence[NewObservation | Refusal]:
         if not most:

@@ -21,6 +21,10 @@ class AlreadyExists(JournalError):
     """A memory with this name, or a fragment with this external id, exists."""
 
 
+class PreconditionFailed(JournalError):
+    """What the write depends on does not hold; it left nothing."""
+
+
 class NamespaceFull(JournalError):
     """The namespace has reached its limit of memories."""
 

@@ -11,6 +11,7 @@ from memstream_server.core.events import Event, EventType
 from memstream_server.core.policy import Policy
 from memstream_server.core.suspicions import ConflictDecision, Suspicion
 from memstream_server.core.values import Fragment, Tier
+from memstream_server.ports.conversation_records import JointWrites
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.records import Answer, IndexEntry, Job, Labels
 from memstream_server.ports.journal.rows import Anchor, Row
@@ -176,6 +177,8 @@ class Commit:
     namespace_max: int = 0
     """Limit of memories in that namespace, 0: none. Raises NamespaceFull."""
     answer: Answer | None = None
+    joint: JointWrites | None = None
+    """Writes to conversations in the same transaction. Raises PreconditionFailed if one of theirs does not hold."""
     answers: tuple[Answer, ...] = ()
     """Answers to calls whose batches are stored; they replace the placeholders of `receive`."""
     outcomes: tuple[Outcomes, ...] = ()

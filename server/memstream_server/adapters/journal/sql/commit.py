@@ -11,6 +11,7 @@ from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, fun
 from memstream_server.adapters.journal.sql import bulk, codec, conflicts, outbox
 from memstream_server.adapters.journal.sql.answers import put_answer, put_answers, replace_answers
 from memstream_server.adapters.journal.sql.bulk import IDS_MAX
+from memstream_server.adapters.journal.sql.conversation_records import cost_rows, write_together
 from memstream_server.adapters.journal.sql.recall_receipts import erase_evidence, keep_receipt
 from memstream_server.adapters.journal.sql.schema import (
     anchors,
@@ -164,6 +165,16 @@ def _delete_by_id(
             connection.execute(statement, values)
 
 
+def cost_of(commit: Commit) -> tuple[int, bool]:
+    """(rows that it writes, about; whether it adds data)."""
+    rows = 2 + 2 * (len(commit.rows) + len(commit.receipts))
+    rows += len(commit.anchors) + len(commit.index) + len(commit.removed)
+    if commit.joint is not None:
+        rows += sum(map(cost_rows, commit.joint.writes))
+    adds = commit.rows or commit.anchors or commit.jobs or commit.receipts or commit.recall_receipt or commit.joint
+    return rows, bool(adds)
+
+
 def commit_transitions(connection: Connection, given: Sequence[Commit]) -> None:
     """Commit transitions of different memories. Advances revisions first: a stale owner fails before any write."""
     numbers = _advance_revisions(connection, given)
@@ -196,6 +207,8 @@ def commit_transitions(connection: Connection, given: Sequence[Commit]) -> None:
         _delete_by_id(connection, (_FINISH,), one.finish_jobs, number)
         _erase_traces(connection, number, one.memory, one.erased)
         put_answer(connection, one.answer)
+        if one.joint is not None:
+            write_together(connection, one.joint)
     append_events(connection, [(number, one.revision + 1, one.time_us, one.events) for number, one in commits])
 
 

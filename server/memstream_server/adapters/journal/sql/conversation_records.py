@@ -23,6 +23,7 @@ from sqlalchemy import (
 )
 
 from memstream_server.adapters.journal.sql import bulk, codec, messages
+from memstream_server.adapters.journal.sql.answers import put_answer
 from memstream_server.adapters.journal.sql.schema import (
     conversation_labels,
     conversations,
@@ -36,9 +37,15 @@ from memstream_server.adapters.journal.sql.schema import (
 from memstream_server.adapters.journal.sql.schema import messages as message_rows
 from memstream_server.ports.conversation_records import (
     USER_LABEL,
+    AppendMessages,
     ConversationChange,
     ConversationQuery,
     ConversationRecord,
+    ConversationResult,
+    ConversationWrite,
+    JointWrites,
+    ReplaceMessage,
+    SetState,
     State,
     StateDiffers,
     StateName,
@@ -59,9 +66,12 @@ _ANSWERS_TO = (
     "SavePlansRequest",
     "UpdatePlanRequest",
     "CompletePlanRequest",
+    "WriteTogetherRequest",
 )
 """Requests whose stored answers have what a user said, or name the user."""
 _ANSWERS_READ = 500
+BYTES_OF_ROW = 4_096
+"""So many bytes of a body cost about as much as a row."""
 
 
 # ---- conversations
@@ -331,3 +341,36 @@ def _copy_state(connection: Connection, source: ConversationName, target: Conver
     ).scalar_one_or_none()
     if old is not None:
         set_state(connection, StateName(target.namespace, StateScope.SESSION, target.name), bytes(old), None, now_us)
+
+
+# ---- several writes in one transaction
+
+
+def write_together(connection: Connection, joint: JointWrites) -> None:
+    """Apply the writes, and store the answer that their results make."""
+    put_answer(connection, joint.finish([_apply(connection, one, joint.now_us) for one in joint.writes]))
+
+
+def _apply(connection: Connection, write: ConversationWrite, now_us: int) -> ConversationResult:
+    match write:
+        case AppendMessages():
+            return messages.append_messages(connection, write.conversation, write.messages, write.condition, now_us)
+        case ReplaceMessage():
+            return messages.replace_message(connection, write.conversation, write.message, now_us)
+        case SetState():
+            return set_state(connection, write.name, write.document, write.version, now_us)
+        case _:
+            return update_record(connection, write.conversation, write.change, now_us)
+
+
+def cost_rows(write: ConversationWrite) -> int:
+    """What a write costs, in rows."""
+    match write:
+        case AppendMessages():
+            return 2 + len(write.messages) + sum(one.body_size_bytes for one in write.messages) // BYTES_OF_ROW
+        case ReplaceMessage():
+            return 3 + write.message.body_size_bytes // BYTES_OF_ROW
+        case SetState():
+            return 3 + len(write.document) // BYTES_OF_ROW
+        case _:
+            return 5

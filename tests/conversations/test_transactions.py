@@ -1,0 +1,403 @@
+"""Transactions over messages, state and fragments: whole or not at all, at every fault; refused ones change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine, event
+
+import memstream
+from memstream import (
+    AppendMessages,
+    NewMessage,
+    Observation,
+    PutFragment,
+    ReplaceMessage,
+    SetState,
+    StateScope,
+    TransactionWrite,
+    UpdateConversation,
+)
+from memstream.v1 import conversation_service_pb2 as pb
+from memstream.v1 import memory_service_pb2
+from memstream_server.adapters.journal.database import sqlite
+from memstream_server.core.filters import Listing
+from memstream_server.core.policy import DEFAULT
+from memstream_server.core.values import MemoryKind
+from memstream_server.engine.conversations import Conversations, Transaction, Written
+from memstream_server.engine.errors import EngineError
+from memstream_server.engine.requests import NewMemory
+from memstream_server.engine.runtime.clock import Clock
+from memstream_server.ports.conversation_records import AppendMessages as Appending
+from memstream_server.ports.conversation_records import SetState as Setting
+from memstream_server.ports.conversation_records import StateName
+from memstream_server.ports.conversation_records import StateScope as Scope
+from memstream_server.ports.conversations import ConversationName, Message, MessageQuery, Precondition
+from memstream_server.ports.journal.errors import StorageFull
+from memstream_server.ports.journal.records import Answer
+from tests.engine.assembled import Assembled, assembled, hasty
+from tests.engine.memory import observation
+from tests.server.conftest import QUICK, check_log
+from tests.support.faulty_journal import Fault
+from tests.support.seeds import rounds
+from tests.support.server import ServerProcess, free_address
+from tests.support.waiting import until
+
+__all__ = ["hasty"]
+
+
+@pytest.fixture
+async def space(client: memstream.Client) -> str:
+    """A namespace of the test's own, with the memory joy."""
+    name = f"t-{uuid.uuid4().hex[:12]}"
+    await client.create_memory(f"{name}/joy")
+    return name
+
+
+def said(*texts: str, **condition: Any) -> AppendMessages:
+    return AppendMessages("talk", [NewMessage(role="user", content=text) for text in texts], **condition)
+
+
+def keyed(key: str, content: str, **condition: Any) -> PutFragment:
+    return PutFragment(Observation(content, external_id=key), **condition)
+
+
+async def look(client: memstream.Client, space: str) -> dict[str, Any]:
+    """All that the transactions of these tests can change."""
+    seen: dict[str, Any] = {}
+    try:
+        seen["talk"] = await client.conversation(f"{space}/talk").describe()
+        seen["messages"] = [one async for one in client.conversation(f"{space}/talk").messages()]
+    except memstream.ConversationNotFound:
+        seen["talk"] = None
+    seen["others"] = [one async for one in client.list_conversations(space)]
+    for scope in StateScope:
+        try:
+            seen[scope] = await client.get_state(space, scope, "talk")
+        except memstream.ConversationNotFound:
+            seen[scope] = None
+    joy = client.memory(f"{space}/joy")
+    seen["fragments"] = [(one.external_id, one.content, one.etag) async for one in joy.list_fragments()]
+    return seen
+
+
+async def test_a_transaction_writes_all_kinds(client: memstream.Client, space: str) -> None:
+    await client.conversation(f"{space}/talk").append_messages([NewMessage(content="first")])
+    appended, replaced, updated, state, put, other = await client.write_together(
+        space,
+        [
+            said("second", "third", last_number=1),
+            ReplaceMessage("talk", 1, NewMessage(content="FIRST")),
+            UpdateConversation("talk", labels={"user": "bob"}),
+            SetState(StateScope.SESSION, "talk", '{"step": 1}', absent=True),
+            keyed("a", "Bob likes tea", absent=True),
+            keyed("b", "Bob has a cat"),
+        ],
+        memory="joy",
+    )
+    assert (appended.numbers, replaced.content, updated.labels, state.document) == (
+        (2, 3),
+        "FIRST",
+        {"user": "bob"},
+        '{"step": 1}',
+    )
+    assert (put.created, put.fragment.content, other.fragment.content) == (True, "Bob likes tea", "Bob has a cat")
+    seen = await look(client, space)
+    assert [one.content for one in seen["messages"]] == ["FIRST", "second", "third"]
+    assert (seen["talk"].labels, seen[StateScope.SESSION]) == ({"user": "bob"}, state)
+    assert seen["fragments"] == [("a", "Bob likes tea", put.fragment.etag), ("b", "Bob has a cat", other.fragment.etag)]
+    assert put.revision == other.revision == (await client.memory(f"{space}/joy").stats()).revision
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (said("x", last_number=7), memstream.EtagMismatch),
+        (said("x", absent=True), memstream.AlreadyExists),
+        (AppendMessages("talk", [NewMessage(content="other", client_id="m1")]), memstream.RequestIdConflict),
+        (ReplaceMessage("talk", 99, NewMessage(content="x")), memstream.ConversationNotFound),
+        (ReplaceMessage("nobody", 1, NewMessage(content="x")), memstream.ConversationNotFound),
+        (UpdateConversation("nobody", labels={}), memstream.ConversationNotFound),
+        (UpdateConversation("talk", absent=True), memstream.AlreadyExists),
+        (SetState(StateScope.APP, "talk", "9", etag="12345"), memstream.EtagMismatch),
+        (SetState(StateScope.APP, "talk", "9", absent=True), memstream.EtagMismatch),
+        (keyed("a", "x", absent=True), memstream.EtagMismatch),
+        (keyed("a", "x", etag="01ARZ3NDEKTSV4RRFFQ69G5FAV-1"), memstream.EtagMismatch),
+    ],
+)
+async def test_one_failed_condition_changes_nothing(
+    client: memstream.Client, space: str, wrong: TransactionWrite, error: type[memstream.MemstreamError]
+) -> None:
+    first = NewMessage(content="first", client_id="m1")
+    before = [AppendMessages("talk", [first]), SetState(StateScope.APP, "talk", "1"), keyed("a", "tea")]
+    await client.write_together(space, before, memory="joy")
+    seen = await look(client, space)
+    others: list[TransactionWrite] = [
+        said("second"),
+        UpdateConversation("new", create=True),
+        SetState(StateScope.USER, "talk", "2"),
+        keyed("b", "cat"),
+    ]
+    for writes in ([wrong, *others], [*others, wrong]):
+        with pytest.raises(error):
+            await client.write_together(space, writes, memory="joy")
+        assert await look(client, space) == seen
+    if not isinstance(wrong, PutFragment):  # without a fragment no memory takes part
+        with pytest.raises(error):
+            await client.write_together(space, [*others[:3], wrong])
+        assert await look(client, space) == seen
+    await client.write_together(space, others, memory="joy")
+
+
+def bare(space: str, *writes: pb.TransactionWrite, memory: str = "") -> pb.WriteTogetherRequest:
+    return pb.WriteTogetherRequest(namespace=space, writes=writes, memory=memory)
+
+
+def appending(**fields: Any) -> pb.TransactionWrite:
+    given = {"conversation": "talk", "messages": [pb.ConversationMessage(content="x")]} | fields
+    return pb.TransactionWrite(append_messages=pb.AppendMessagesRequest(**given))
+
+
+def putting(key: str, **fields: Any) -> pb.TransactionWrite:
+    put = memory_service_pb2.PutFragmentRequest(**fields)
+    put.observation.external_id, put.observation.content = key, "x"
+    return pb.TransactionWrite(put_fragment=put)
+
+
+@pytest.mark.parametrize(
+    ("writes", "memory", "field"),
+    [
+        ([], "", "writes"),
+        ([appending()] * 10_001, "", "writes"),
+        ([pb.TransactionWrite()], "", "writes[0].write"),
+        ([appending(), appending(namespace="other")], "", "writes[1].append_messages.namespace"),
+        ([appending(request_id="r")], "", "writes[0].append_messages.request_id"),
+        ([appending(messages=[])], "", "writes[0].append_messages.messages"),
+        (
+            [appending(messages=[pb.ConversationMessage(body="{")])],
+            "",
+            "writes[0].append_messages.messages[0].body",
+        ),
+        ([appending()], "joy", "memory"),
+        ([putting("a")], "", "writes[0].put_fragment.memory"),
+        ([putting("a", memory="other")], "joy", "writes[0].put_fragment.memory"),
+        ([putting("")], "joy", "writes[0].put_fragment.observation.external_id"),
+        ([putting("a"), putting("a")], "joy", "writes"),
+    ],
+)
+async def test_bad_transactions_name_the_field(
+    client: memstream.Client, space: str, writes: Sequence[pb.TransactionWrite], memory: str, field: str
+) -> None:
+    with pytest.raises(memstream.InvalidRequest) as caught:
+        await client._link.call(client._link.conversations.WriteTogether, bare(space, *writes, memory=memory))
+    assert field in [violation.field for violation in caught.value.violations]
+    assert (await look(client, space))["talk"] is None
+
+
+_conditions = st.sampled_from([{}, {}, {"last_number": 0}, {"last_number": 2}, {"absent": True}])
+_writes = st.one_of(
+    st.builds(
+        lambda texts, condition: said(*texts, **condition), st.lists(st.just("x"), min_size=1, max_size=2), _conditions
+    ),
+    st.builds(lambda n: ReplaceMessage("talk", n, NewMessage(content="y")), st.integers(1, 4)),
+    st.builds(lambda absent: SetState(StateScope.SESSION, "talk", "1", absent=absent), st.booleans()),
+    st.builds(lambda key, absent: keyed(key, f"the {key}", absent=absent), st.sampled_from("ab"), st.booleans()),
+)
+_transactions = st.lists(_writes, min_size=1, max_size=4).filter(
+    lambda writes: (
+        len({one.observation.external_id for one in writes if isinstance(one, PutFragment)})
+        == sum(isinstance(one, PutFragment) for one in writes)
+    )
+)
+
+
+@settings(max_examples=rounds(40, 8), deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=st.lists(_transactions, min_size=1, max_size=5))
+async def test_a_transaction_does_what_its_writes_do(
+    client: memstream.Client, steps: list[list[TransactionWrite]]
+) -> None:
+    """Against a namespace that gets the same writes one by one, unless one of them would be refused."""
+    together, single = (f"t-{uuid.uuid4().hex[:12]}" for _ in range(2))
+    for name in (together, single):
+        await client.create_memory(f"{name}/joy")
+    for writes in steps:
+        memory = "joy" if any(isinstance(one, PutFragment) for one in writes) else ""
+        before = await look(client, together)
+        try:
+            await client.write_together(together, writes, memory=memory)
+        except (memstream.Conflict, memstream.AlreadyExists, memstream.ConversationNotFound):
+            assert await look(client, together) == before
+            continue
+        ordered = [one for one in writes if isinstance(one, PutFragment)]
+        for one in [*ordered, *(one for one in writes if not isinstance(one, PutFragment))]:
+            await client.write_together(single, [one], memory="joy" if isinstance(one, PutFragment) else "")
+    seen, expected = await look(client, together), await look(client, single)
+    assert contents(seen) == contents(expected)
+
+
+def contents(seen: dict[str, Any]) -> list[Any]:
+    messages = [(one.number, one.content) for one in seen.get("messages", [])]
+    state = seen[StateScope.SESSION]
+    return [messages, state and state.document, [one[:2] for one in seen["fragments"]], len(seen["others"])]
+
+
+# ---- faults
+
+
+NAME = ConversationName("test", "talk")
+
+
+@contextmanager
+def failing_statement(number: int) -> Iterator[list[str]]:
+    """The writer's statement of that number, in every try of a transaction, fails; yields those of the last try."""
+    ran: list[str] = []
+    run_statement = sqlite.run_statement
+
+    def before(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if threading.current_thread().name != "journal-writer":
+            return
+        if statement == "SAVEPOINT one":
+            ran.clear()
+        ran.append(statement)
+        if len(ran) == number:
+            raise StorageFull("this statement finds no space")
+
+    def run(connection: Any, statement: str, *values: Any) -> Any:  # SQLite's rows of one form, past SQLAlchemy
+        before(None, None, statement)
+        return run_statement(connection, statement, *values)
+
+    event.listen(Engine, "before_cursor_execute", before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite, "run_statement", run)
+        try:
+            yield ran
+        finally:
+            event.remove(Engine, "before_cursor_execute", before)
+
+
+def transaction(step: int) -> Transaction:
+    large = b'"' + b"x" * 2_000 + b'"'
+    message = Message(role="user", body=large, body_size_bytes=len(large), client_id=f"m{step}")
+    return Transaction(
+        "test",
+        [
+            Appending(NAME, [message], Precondition()),
+            Setting(StateName("test", Scope.SESSION, "talk"), str(step).encode(), None),
+        ],
+        "joy",
+        [(observation(f"fact {step}", external_id=f"f{step}"), None)],
+        f"test\nWriteTogetherRequest\nr{step}",
+    )
+
+
+async def steps_done(parts: Assembled) -> set[int]:
+    """How many transactions are there; the parts of each agree."""
+    store = parts.stored.conversations
+    if not (await store.get_status(NAME)).last_number:
+        found, state = [], 0
+    else:
+        found = [int(one.client_id[1:]) for one in await store.list_messages(NAME, MessageQuery(limit=99))]
+        state = int((await store.get_state(StateName("test", Scope.SESSION, "talk"))).document)
+    listed = (await parts.engine.fragments.list_page("test", "joy", Listing(), -1, 1_000))[0]
+    assert found == [int(one.external_id[1:]) for one in listed]
+    assert state == (found[-1] if found else 0)
+    answers = [await parts.stored.get_answer(f"test\nWriteTogetherRequest\nr{n}") for n in range(1, 60)]
+    assert [n for n, answer in enumerate(answers, 1) if answer is not None] == found
+    return set(found)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_transaction_is_whole_at_every_statement(tmp_path: Path) -> None:
+    async with assembled(tmp_path) as parts:
+        await parts.engine.memories.create(NewMemory("test", "joy", MemoryKind.HYBRID, DEFAULT))
+        talking = Conversations(parts.stored.conversations, parts.journal, Clock(), fragments=parts.engine.fragments)
+        number, failed = 1, 0
+        while True:
+            with failing_statement(number) as ran:
+                try:
+                    await talking.write_together(transaction(number), answer_of(number))
+                except EngineError:
+                    failed += 1
+                    assert await steps_done(parts) == set()
+                else:
+                    assert len(ran) < number  # it has no statement of that number
+                    break
+            number += 1
+        assert failed > 12
+        assert await steps_done(parts) == {number}
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("fault", list(Fault))
+async def test_repeats_of_a_failed_transaction_do_it_once(tmp_path: Path, fault: Fault) -> None:
+    async with assembled(tmp_path) as parts:
+        await parts.engine.memories.create(NewMemory("test", "joy", MemoryKind.HYBRID, DEFAULT))
+        talking = Conversations(parts.stored.conversations, parts.journal, Clock(), fragments=parts.engine.fragments)
+        parts.journal.fail_at(1, fault, "commit")
+        for _ in range(50):
+            try:
+                await talking.write_together(transaction(1), answer_of(1))
+            except EngineError:
+                if await talking.stored_answer(transaction(1).request) is not None:
+                    break
+                await asyncio.sleep(0.01)  # the memory is loaded again
+        assert parts.journal.failed == "commit"
+        assert await steps_done(parts) == {1}
+
+
+def answer_of(step: int) -> Any:
+    def answer(_: Written) -> Answer:
+        return Answer(transaction(step).request, b"d", b"r", Clock().now_us())
+
+    return answer
+
+
+async def test_transactions_are_whole_after_kill(tmp_path: Path) -> None:
+    """Two writers send transactions on condition of the last number; each kind of write tells the same count."""
+    with ServerProcess(tmp_path / "data", free_address(), **QUICK) as server:
+        done: dict[str, int] = {"joy": 0, "bob": 0}
+
+        async def writing(name: str) -> None:
+            async with memstream.connect(server.address, timeout_s=0.5) as client:
+                for step in range(10_000):
+                    writes = [
+                        AppendMessages(name, [NewMessage(content=str(step))], last_number=step),
+                        SetState(StateScope.SESSION, name, str(step + 1)),
+                        keyed(f"{name}-{step}", f"fact {step} of {name}", absent=True),
+                    ]
+                    try:
+                        await client.write_together("comedy", writes, memory="joy")
+                    except memstream.MemstreamError:
+                        return
+                    done[name] = step + 1
+
+        async with memstream.connect(server.address) as client:
+            await client.create_memory("comedy/joy")
+        writers = [asyncio.create_task(writing(name)) for name in done]
+        await until(lambda: reached(done, 15))
+        server.kill()
+        await asyncio.gather(*writers)
+        await asyncio.to_thread(server.start)
+        async with memstream.connect(server.address, keepalive_s=61.0) as client:
+            keys = [one.external_id async for one in client.memory("comedy/joy").list_fragments()]
+            for name, acknowledged in done.items():
+                messages = [one.content async for one in client.conversation(f"comedy/{name}").messages()]
+                count = len(messages)
+                assert messages == [str(step) for step in range(count)]
+                assert count in (acknowledged, acknowledged + 1)
+                assert (await client.get_state("comedy", StateScope.SESSION, name)).document == str(count)
+                assert [key for key in keys if key.startswith(name)] == [f"{name}-{step}" for step in range(count)]
+    check_log(server)
+
+
+async def reached(done: dict[str, int], count: int) -> bool:
+    return min(done.values()) >= count
