@@ -154,9 +154,31 @@ async def test_erasing_a_user_reaches_all_of_theirs(client: memstream.Client, sp
     assert await client.erase_user(space, "ann") == 0
 
 
+def appending(**fields: Any) -> dict[str, Any]:
+    return {"append_messages": {"conversation": "talk", "messages": [{"content": "x"}]} | fields}
+
+
+def putting(key: str, **fields: Any) -> dict[str, Any]:
+    return {"put_fragment": {"observation": {"external_id": key, "content": "x"}} | fields}
+
+
 @pytest.mark.parametrize(
     ("rpc", "given", "field"),
     [
+        ("WriteTogether", {}, "writes"),
+        ("WriteTogether", {"writes": [appending()] * 1_025}, "writes"),
+        ("WriteTogether", {"writes": [{}]}, "writes[0].write"),
+        ("WriteTogether", {"writes": [appending(namespace="other")]}, "writes[0].append_messages.namespace"),
+        ("WriteTogether", {"writes": [appending(request_id="r")]}, "writes[0].append_messages.request_id"),
+        (
+            "WriteTogether",
+            {"writes": [appending(), appending(messages=[{"body": "{"}])]},
+            "writes[1].append_messages.messages[0].body",
+        ),
+        ("WriteTogether", {"writes": [appending()], "memory": "joy"}, "memory"),
+        ("WriteTogether", {"writes": [putting("a")]}, "writes[0].put_fragment.memory"),
+        ("WriteTogether", {"writes": [putting("a", memory="x")], "memory": "joy"}, "writes[0].put_fragment.memory"),
+        ("WriteTogether", {"writes": [putting("a"), putting("a")], "memory": "joy"}, "writes"),
         ("SetState", {"scope": 1, "name": "x", "document": "{"}, "document"),
         ("SetState", {"scope": 0, "name": "x", "document": "1"}, "scope"),
         ("SetState", {"scope": 2, "name": "", "document": "1"}, "name"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,6 @@ from memstream import (
     TransactionWrite,
     UpdateConversation,
 )
-from memstream.v1 import conversation_service_pb2 as pb
-from memstream.v1 import memory_service_pb2
 from memstream_server.adapters.journal.database import sqlite
 from memstream_server.core.filters import Listing
 from memstream_server.core.policy import DEFAULT
@@ -156,51 +154,6 @@ async def test_one_failed_condition_changes_nothing(
             await client.write_together(space, [*others[:3], wrong])
         assert await look(client, space) == seen
     await client.write_together(space, others, memory="joy")
-
-
-def bare(space: str, *writes: pb.TransactionWrite, memory: str = "") -> pb.WriteTogetherRequest:
-    return pb.WriteTogetherRequest(namespace=space, writes=writes, memory=memory)
-
-
-def appending(**fields: Any) -> pb.TransactionWrite:
-    given = {"conversation": "talk", "messages": [pb.ConversationMessage(content="x")]} | fields
-    return pb.TransactionWrite(append_messages=pb.AppendMessagesRequest(**given))
-
-
-def putting(key: str, **fields: Any) -> pb.TransactionWrite:
-    put = memory_service_pb2.PutFragmentRequest(**fields)
-    put.observation.external_id, put.observation.content = key, "x"
-    return pb.TransactionWrite(put_fragment=put)
-
-
-@pytest.mark.parametrize(
-    ("writes", "memory", "field"),
-    [
-        ([], "", "writes"),
-        ([appending()] * 10_001, "", "writes"),
-        ([pb.TransactionWrite()], "", "writes[0].write"),
-        ([appending(), appending(namespace="other")], "", "writes[1].append_messages.namespace"),
-        ([appending(request_id="r")], "", "writes[0].append_messages.request_id"),
-        ([appending(messages=[])], "", "writes[0].append_messages.messages"),
-        (
-            [appending(messages=[pb.ConversationMessage(body="{")])],
-            "",
-            "writes[0].append_messages.messages[0].body",
-        ),
-        ([appending()], "joy", "memory"),
-        ([putting("a")], "", "writes[0].put_fragment.memory"),
-        ([putting("a", memory="other")], "joy", "writes[0].put_fragment.memory"),
-        ([putting("")], "joy", "writes[0].put_fragment.observation.external_id"),
-        ([putting("a"), putting("a")], "joy", "writes"),
-    ],
-)
-async def test_bad_transactions_name_the_field(
-    client: memstream.Client, space: str, writes: Sequence[pb.TransactionWrite], memory: str, field: str
-) -> None:
-    with pytest.raises(memstream.InvalidRequest) as caught:
-        await client._link.call(client._link.conversations.WriteTogether, bare(space, *writes, memory=memory))
-    assert field in [violation.field for violation in caught.value.violations]
-    assert (await look(client, space))["talk"] is None
 
 
 _conditions = st.sampled_from([{}, {}, {"last_number": 0}, {"last_number": 2}, {"absent": True}])

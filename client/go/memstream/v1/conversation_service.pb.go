@@ -4191,11 +4191,407 @@ func (x *EraseUserResponse) GetState() bool {
 	return false
 }
 
+// One write of a transaction. The `namespace` in it is empty or that of the transaction; the `request_id` is empty.
+type TransactionWrite struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Exactly one is set.
+	//
+	// Types that are valid to be assigned to Write:
+	//
+	//	*TransactionWrite_AppendMessages
+	//	*TransactionWrite_ReplaceMessage
+	//	*TransactionWrite_UpdateConversation
+	//	*TransactionWrite_SetState
+	//	*TransactionWrite_PutFragment
+	Write         isTransactionWrite_Write `protobuf_oneof:"write"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransactionWrite) Reset() {
+	*x = TransactionWrite{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransactionWrite) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransactionWrite) ProtoMessage() {}
+
+func (x *TransactionWrite) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransactionWrite.ProtoReflect.Descriptor instead.
+func (*TransactionWrite) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *TransactionWrite) GetWrite() isTransactionWrite_Write {
+	if x != nil {
+		return x.Write
+	}
+	return nil
+}
+
+func (x *TransactionWrite) GetAppendMessages() *AppendMessagesRequest {
+	if x != nil {
+		if x, ok := x.Write.(*TransactionWrite_AppendMessages); ok {
+			return x.AppendMessages
+		}
+	}
+	return nil
+}
+
+func (x *TransactionWrite) GetReplaceMessage() *ReplaceMessageRequest {
+	if x != nil {
+		if x, ok := x.Write.(*TransactionWrite_ReplaceMessage); ok {
+			return x.ReplaceMessage
+		}
+	}
+	return nil
+}
+
+func (x *TransactionWrite) GetUpdateConversation() *UpdateConversationRequest {
+	if x != nil {
+		if x, ok := x.Write.(*TransactionWrite_UpdateConversation); ok {
+			return x.UpdateConversation
+		}
+	}
+	return nil
+}
+
+func (x *TransactionWrite) GetSetState() *SetStateRequest {
+	if x != nil {
+		if x, ok := x.Write.(*TransactionWrite_SetState); ok {
+			return x.SetState
+		}
+	}
+	return nil
+}
+
+func (x *TransactionWrite) GetPutFragment() *PutFragmentRequest {
+	if x != nil {
+		if x, ok := x.Write.(*TransactionWrite_PutFragment); ok {
+			return x.PutFragment
+		}
+	}
+	return nil
+}
+
+type isTransactionWrite_Write interface {
+	isTransactionWrite_Write()
+}
+
+type TransactionWrite_AppendMessages struct {
+	// Appends messages.
+	AppendMessages *AppendMessagesRequest `protobuf:"bytes,1,opt,name=append_messages,json=appendMessages,proto3,oneof"`
+}
+
+type TransactionWrite_ReplaceMessage struct {
+	// Replaces a message.
+	ReplaceMessage *ReplaceMessageRequest `protobuf:"bytes,2,opt,name=replace_message,json=replaceMessage,proto3,oneof"`
+}
+
+type TransactionWrite_UpdateConversation struct {
+	// Sets labels and time to live, or creates a conversation.
+	UpdateConversation *UpdateConversationRequest `protobuf:"bytes,3,opt,name=update_conversation,json=updateConversation,proto3,oneof"`
+}
+
+type TransactionWrite_SetState struct {
+	// Writes a state document.
+	SetState *SetStateRequest `protobuf:"bytes,4,opt,name=set_state,json=setState,proto3,oneof"`
+}
+
+type TransactionWrite_PutFragment struct {
+	// Puts a fragment. Its `memory` is empty or that of the transaction.
+	PutFragment *PutFragmentRequest `protobuf:"bytes,5,opt,name=put_fragment,json=putFragment,proto3,oneof"`
+}
+
+func (*TransactionWrite_AppendMessages) isTransactionWrite_Write() {}
+
+func (*TransactionWrite_ReplaceMessage) isTransactionWrite_Write() {}
+
+func (*TransactionWrite_UpdateConversation) isTransactionWrite_Write() {}
+
+func (*TransactionWrite_SetState) isTransactionWrite_Write() {}
+
+func (*TransactionWrite_PutFragment) isTransactionWrite_Write() {}
+
+// Writes messages, state and fragments.
+type WriteTogetherRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The memory of all put_fragment; empty without one.
+	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
+	// The writes, at most `Limits.batch_max`, applied in this order; of put_fragment, before the others. If the
+	// precondition of one does not hold, nothing is written, and the call ends with its error.
+	Writes []*TransactionWrite `protobuf:"bytes,3,rep,name=writes,proto3" json:"writes,omitempty"`
+	// A repeat with the same id returns the first answer.
+	RequestId     string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteTogetherRequest) Reset() {
+	*x = WriteTogetherRequest{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteTogetherRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteTogetherRequest) ProtoMessage() {}
+
+func (x *WriteTogetherRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteTogetherRequest.ProtoReflect.Descriptor instead.
+func (*WriteTogetherRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *WriteTogetherRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *WriteTogetherRequest) GetMemory() string {
+	if x != nil {
+		return x.Memory
+	}
+	return ""
+}
+
+func (x *WriteTogetherRequest) GetWrites() []*TransactionWrite {
+	if x != nil {
+		return x.Writes
+	}
+	return nil
+}
+
+func (x *WriteTogetherRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+// What one write has done.
+type TransactionResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answer to the write.
+	//
+	// Types that are valid to be assigned to Result:
+	//
+	//	*TransactionResult_AppendMessages
+	//	*TransactionResult_ReplaceMessage
+	//	*TransactionResult_UpdateConversation
+	//	*TransactionResult_SetState
+	//	*TransactionResult_PutFragment
+	Result        isTransactionResult_Result `protobuf_oneof:"result"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransactionResult) Reset() {
+	*x = TransactionResult{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransactionResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransactionResult) ProtoMessage() {}
+
+func (x *TransactionResult) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransactionResult.ProtoReflect.Descriptor instead.
+func (*TransactionResult) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *TransactionResult) GetResult() isTransactionResult_Result {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+func (x *TransactionResult) GetAppendMessages() *AppendMessagesResponse {
+	if x != nil {
+		if x, ok := x.Result.(*TransactionResult_AppendMessages); ok {
+			return x.AppendMessages
+		}
+	}
+	return nil
+}
+
+func (x *TransactionResult) GetReplaceMessage() *ReplaceMessageResponse {
+	if x != nil {
+		if x, ok := x.Result.(*TransactionResult_ReplaceMessage); ok {
+			return x.ReplaceMessage
+		}
+	}
+	return nil
+}
+
+func (x *TransactionResult) GetUpdateConversation() *UpdateConversationResponse {
+	if x != nil {
+		if x, ok := x.Result.(*TransactionResult_UpdateConversation); ok {
+			return x.UpdateConversation
+		}
+	}
+	return nil
+}
+
+func (x *TransactionResult) GetSetState() *SetStateResponse {
+	if x != nil {
+		if x, ok := x.Result.(*TransactionResult_SetState); ok {
+			return x.SetState
+		}
+	}
+	return nil
+}
+
+func (x *TransactionResult) GetPutFragment() *PutFragmentResponse {
+	if x != nil {
+		if x, ok := x.Result.(*TransactionResult_PutFragment); ok {
+			return x.PutFragment
+		}
+	}
+	return nil
+}
+
+type isTransactionResult_Result interface {
+	isTransactionResult_Result()
+}
+
+type TransactionResult_AppendMessages struct {
+	// Messages are appended.
+	AppendMessages *AppendMessagesResponse `protobuf:"bytes,1,opt,name=append_messages,json=appendMessages,proto3,oneof"`
+}
+
+type TransactionResult_ReplaceMessage struct {
+	// A message is replaced.
+	ReplaceMessage *ReplaceMessageResponse `protobuf:"bytes,2,opt,name=replace_message,json=replaceMessage,proto3,oneof"`
+}
+
+type TransactionResult_UpdateConversation struct {
+	// A conversation is changed.
+	UpdateConversation *UpdateConversationResponse `protobuf:"bytes,3,opt,name=update_conversation,json=updateConversation,proto3,oneof"`
+}
+
+type TransactionResult_SetState struct {
+	// A state document is written.
+	SetState *SetStateResponse `protobuf:"bytes,4,opt,name=set_state,json=setState,proto3,oneof"`
+}
+
+type TransactionResult_PutFragment struct {
+	// A fragment is put.
+	PutFragment *PutFragmentResponse `protobuf:"bytes,5,opt,name=put_fragment,json=putFragment,proto3,oneof"`
+}
+
+func (*TransactionResult_AppendMessages) isTransactionResult_Result() {}
+
+func (*TransactionResult_ReplaceMessage) isTransactionResult_Result() {}
+
+func (*TransactionResult_UpdateConversation) isTransactionResult_Result() {}
+
+func (*TransactionResult_SetState) isTransactionResult_Result() {}
+
+func (*TransactionResult_PutFragment) isTransactionResult_Result() {}
+
+// All is written.
+type WriteTogetherResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The result of each write, in the order of the request.
+	Results       []*TransactionResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteTogetherResponse) Reset() {
+	*x = WriteTogetherResponse{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteTogetherResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteTogetherResponse) ProtoMessage() {}
+
+func (x *WriteTogetherResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteTogetherResponse.ProtoReflect.Descriptor instead.
+func (*WriteTogetherResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *WriteTogetherResponse) GetResults() []*TransactionResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
 var File_memstream_v1_conversation_service_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\n" +
-	"'memstream/v1/conversation_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\"\xe1\a\n" +
+	"'memstream/v1/conversation_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\x1a!memstream/v1/memory_service.proto\"\xe1\a\n" +
 	"\x13ConversationMessage\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x03R\x06number\x12\"\n" +
 	"\fconversation\x18\x02 \x01(\tR\fconversation\x12\x16\n" +
@@ -4524,7 +4920,29 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\x04user\x18\x02 \x01(\tR\x04user\"O\n" +
 	"\x11EraseUserResponse\x12$\n" +
 	"\rconversations\x18\x01 \x01(\x03R\rconversations\x12\x14\n" +
-	"\x05state\x18\x02 \x01(\bR\x05state*m\n" +
+	"\x05state\x18\x02 \x01(\bR\x05state\"\x9c\x03\n" +
+	"\x10TransactionWrite\x12N\n" +
+	"\x0fappend_messages\x18\x01 \x01(\v2#.memstream.v1.AppendMessagesRequestH\x00R\x0eappendMessages\x12N\n" +
+	"\x0freplace_message\x18\x02 \x01(\v2#.memstream.v1.ReplaceMessageRequestH\x00R\x0ereplaceMessage\x12Z\n" +
+	"\x13update_conversation\x18\x03 \x01(\v2'.memstream.v1.UpdateConversationRequestH\x00R\x12updateConversation\x12<\n" +
+	"\tset_state\x18\x04 \x01(\v2\x1d.memstream.v1.SetStateRequestH\x00R\bsetState\x12E\n" +
+	"\fput_fragment\x18\x05 \x01(\v2 .memstream.v1.PutFragmentRequestH\x00R\vputFragmentB\a\n" +
+	"\x05write\"\xa3\x01\n" +
+	"\x14WriteTogetherRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06memory\x18\x02 \x01(\tR\x06memory\x126\n" +
+	"\x06writes\x18\x03 \x03(\v2\x1e.memstream.v1.TransactionWriteR\x06writes\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\"\xa3\x03\n" +
+	"\x11TransactionResult\x12O\n" +
+	"\x0fappend_messages\x18\x01 \x01(\v2$.memstream.v1.AppendMessagesResponseH\x00R\x0eappendMessages\x12O\n" +
+	"\x0freplace_message\x18\x02 \x01(\v2$.memstream.v1.ReplaceMessageResponseH\x00R\x0ereplaceMessage\x12[\n" +
+	"\x13update_conversation\x18\x03 \x01(\v2(.memstream.v1.UpdateConversationResponseH\x00R\x12updateConversation\x12=\n" +
+	"\tset_state\x18\x04 \x01(\v2\x1e.memstream.v1.SetStateResponseH\x00R\bsetState\x12F\n" +
+	"\fput_fragment\x18\x05 \x01(\v2!.memstream.v1.PutFragmentResponseH\x00R\vputFragmentB\b\n" +
+	"\x06result\"R\n" +
+	"\x15WriteTogetherResponse\x129\n" +
+	"\aresults\x18\x01 \x03(\v2\x1f.memstream.v1.TransactionResultR\aresults*m\n" +
 	"\n" +
 	"StateScope\x12\x1b\n" +
 	"\x17STATE_SCOPE_UNSPECIFIED\x10\x00\x12\x13\n" +
@@ -4538,7 +4956,7 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\x12PLAN_STATE_WAITING\x10\x03\x12\x17\n" +
 	"\x13PLAN_STATE_RETRYING\x10\x04\x12\x15\n" +
 	"\x11PLAN_STATE_FAILED\x10\x05\x12\x17\n" +
-	"\x13PLAN_STATE_COMPLETE\x10\x062\xcf\x11\n" +
+	"\x13PLAN_STATE_COMPLETE\x10\x062\xa9\x12\n" +
 	"\x13ConversationService\x12X\n" +
 	"\rAppendMessage\x12\".memstream.v1.AppendMessageRequest\x1a#.memstream.v1.AppendMessageResponse\x12d\n" +
 	"\x11ListConversations\x12&.memstream.v1.ListConversationsRequest\x1a'.memstream.v1.ListConversationsResponse\x12[\n" +
@@ -4561,7 +4979,8 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\bGetState\x12\x1d.memstream.v1.GetStateRequest\x1a\x1e.memstream.v1.GetStateResponse\x12I\n" +
 	"\bSetState\x12\x1d.memstream.v1.SetStateRequest\x1a\x1e.memstream.v1.SetStateResponse\x12R\n" +
 	"\vDeleteState\x12 .memstream.v1.DeleteStateRequest\x1a!.memstream.v1.DeleteStateResponse\x12L\n" +
-	"\tEraseUser\x12\x1e.memstream.v1.EraseUserRequest\x1a\x1f.memstream.v1.EraseUserResponse\x12L\n" +
+	"\tEraseUser\x12\x1e.memstream.v1.EraseUserRequest\x1a\x1f.memstream.v1.EraseUserResponse\x12X\n" +
+	"\rWriteTogether\x12\".memstream.v1.WriteTogetherRequest\x1a#.memstream.v1.WriteTogetherResponse\x12L\n" +
 	"\tSavePlans\x12\x1e.memstream.v1.SavePlansRequest\x1a\x1f.memstream.v1.SavePlansResponse\x12L\n" +
 	"\tListPlans\x12\x1e.memstream.v1.ListPlansRequest\x1a\x1f.memstream.v1.ListPlansResponse\x12O\n" +
 	"\n" +
@@ -4583,7 +5002,7 @@ func file_memstream_v1_conversation_service_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_conversation_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_memstream_v1_conversation_service_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_memstream_v1_conversation_service_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_memstream_v1_conversation_service_proto_goTypes = []any{
 	(StateScope)(0),                      // 0: memstream.v1.StateScope
 	(PlanState)(0),                       // 1: memstream.v1.PlanState
@@ -4643,45 +5062,51 @@ var file_memstream_v1_conversation_service_proto_goTypes = []any{
 	(*DeleteStateResponse)(nil),          // 55: memstream.v1.DeleteStateResponse
 	(*EraseUserRequest)(nil),             // 56: memstream.v1.EraseUserRequest
 	(*EraseUserResponse)(nil),            // 57: memstream.v1.EraseUserResponse
-	nil,                                  // 58: memstream.v1.ConversationMessage.MetadataEntry
-	nil,                                  // 59: memstream.v1.ListConversationsRequest.LabelsEntry
-	nil,                                  // 60: memstream.v1.Conversation.LabelsEntry
-	nil,                                  // 61: memstream.v1.ConversationLabels.LabelsEntry
-	(*timestamppb.Timestamp)(nil),        // 62: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),          // 63: google.protobuf.Duration
-	(*MetadataValue)(nil),                // 64: memstream.v1.MetadataValue
+	(*TransactionWrite)(nil),             // 58: memstream.v1.TransactionWrite
+	(*WriteTogetherRequest)(nil),         // 59: memstream.v1.WriteTogetherRequest
+	(*TransactionResult)(nil),            // 60: memstream.v1.TransactionResult
+	(*WriteTogetherResponse)(nil),        // 61: memstream.v1.WriteTogetherResponse
+	nil,                                  // 62: memstream.v1.ConversationMessage.MetadataEntry
+	nil,                                  // 63: memstream.v1.ListConversationsRequest.LabelsEntry
+	nil,                                  // 64: memstream.v1.Conversation.LabelsEntry
+	nil,                                  // 65: memstream.v1.ConversationLabels.LabelsEntry
+	(*timestamppb.Timestamp)(nil),        // 66: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),          // 67: google.protobuf.Duration
+	(*PutFragmentRequest)(nil),           // 68: memstream.v1.PutFragmentRequest
+	(*PutFragmentResponse)(nil),          // 69: memstream.v1.PutFragmentResponse
+	(*MetadataValue)(nil),                // 70: memstream.v1.MetadataValue
 }
 var file_memstream_v1_conversation_service_proto_depIdxs = []int32{
-	62, // 0: memstream.v1.ConversationMessage.create_time:type_name -> google.protobuf.Timestamp
-	62, // 1: memstream.v1.ConversationMessage.update_time:type_name -> google.protobuf.Timestamp
-	58, // 2: memstream.v1.ConversationMessage.metadata:type_name -> memstream.v1.ConversationMessage.MetadataEntry
-	62, // 3: memstream.v1.ConversationMessage.time:type_name -> google.protobuf.Timestamp
+	66, // 0: memstream.v1.ConversationMessage.create_time:type_name -> google.protobuf.Timestamp
+	66, // 1: memstream.v1.ConversationMessage.update_time:type_name -> google.protobuf.Timestamp
+	62, // 2: memstream.v1.ConversationMessage.metadata:type_name -> memstream.v1.ConversationMessage.MetadataEntry
+	66, // 3: memstream.v1.ConversationMessage.time:type_name -> google.protobuf.Timestamp
 	0,  // 4: memstream.v1.State.scope:type_name -> memstream.v1.StateScope
-	62, // 5: memstream.v1.State.update_time:type_name -> google.protobuf.Timestamp
+	66, // 5: memstream.v1.State.update_time:type_name -> google.protobuf.Timestamp
 	1,  // 6: memstream.v1.Plan.state:type_name -> memstream.v1.PlanState
-	62, // 7: memstream.v1.Plan.create_time:type_name -> google.protobuf.Timestamp
-	62, // 8: memstream.v1.Plan.update_time:type_name -> google.protobuf.Timestamp
+	66, // 7: memstream.v1.Plan.create_time:type_name -> google.protobuf.Timestamp
+	66, // 8: memstream.v1.Plan.update_time:type_name -> google.protobuf.Timestamp
 	2,  // 9: memstream.v1.AppendMessageRequest.message:type_name -> memstream.v1.ConversationMessage
 	2,  // 10: memstream.v1.AppendMessageResponse.message:type_name -> memstream.v1.ConversationMessage
-	59, // 11: memstream.v1.ListConversationsRequest.labels:type_name -> memstream.v1.ListConversationsRequest.LabelsEntry
+	63, // 11: memstream.v1.ListConversationsRequest.labels:type_name -> memstream.v1.ListConversationsRequest.LabelsEntry
 	9,  // 12: memstream.v1.ListConversationsResponse.conversations:type_name -> memstream.v1.Conversation
-	62, // 13: memstream.v1.Conversation.create_time:type_name -> google.protobuf.Timestamp
-	60, // 14: memstream.v1.Conversation.labels:type_name -> memstream.v1.Conversation.LabelsEntry
-	63, // 15: memstream.v1.Conversation.ttl:type_name -> google.protobuf.Duration
-	62, // 16: memstream.v1.Conversation.expire_time:type_name -> google.protobuf.Timestamp
-	62, // 17: memstream.v1.Conversation.update_time:type_name -> google.protobuf.Timestamp
-	62, // 18: memstream.v1.ListMessagesRequest.after_time:type_name -> google.protobuf.Timestamp
-	62, // 19: memstream.v1.ListMessagesRequest.before_time:type_name -> google.protobuf.Timestamp
+	66, // 13: memstream.v1.Conversation.create_time:type_name -> google.protobuf.Timestamp
+	64, // 14: memstream.v1.Conversation.labels:type_name -> memstream.v1.Conversation.LabelsEntry
+	67, // 15: memstream.v1.Conversation.ttl:type_name -> google.protobuf.Duration
+	66, // 16: memstream.v1.Conversation.expire_time:type_name -> google.protobuf.Timestamp
+	66, // 17: memstream.v1.Conversation.update_time:type_name -> google.protobuf.Timestamp
+	66, // 18: memstream.v1.ListMessagesRequest.after_time:type_name -> google.protobuf.Timestamp
+	66, // 19: memstream.v1.ListMessagesRequest.before_time:type_name -> google.protobuf.Timestamp
 	2,  // 20: memstream.v1.ListMessagesResponse.messages:type_name -> memstream.v1.ConversationMessage
 	2,  // 21: memstream.v1.AppendMessagesRequest.messages:type_name -> memstream.v1.ConversationMessage
-	62, // 22: memstream.v1.AppendMessagesResponse.create_time:type_name -> google.protobuf.Timestamp
+	66, // 22: memstream.v1.AppendMessagesResponse.create_time:type_name -> google.protobuf.Timestamp
 	2,  // 23: memstream.v1.GetMessageResponse.message:type_name -> memstream.v1.ConversationMessage
 	2,  // 24: memstream.v1.ReplaceMessageRequest.message:type_name -> memstream.v1.ConversationMessage
 	2,  // 25: memstream.v1.ReplaceMessageResponse.message:type_name -> memstream.v1.ConversationMessage
 	18, // 26: memstream.v1.RemoveMessagesRequest.numbers:type_name -> memstream.v1.MessageNumbers
 	2,  // 27: memstream.v1.PopMessageResponse.message:type_name -> memstream.v1.ConversationMessage
 	2,  // 28: memstream.v1.GetLastMessageResponse.message:type_name -> memstream.v1.ConversationMessage
-	63, // 29: memstream.v1.WatchMessagesRequest.progress_interval:type_name -> google.protobuf.Duration
+	67, // 29: memstream.v1.WatchMessagesRequest.progress_interval:type_name -> google.protobuf.Duration
 	2,  // 30: memstream.v1.WatchMessagesResponse.messages:type_name -> memstream.v1.ConversationMessage
 	4,  // 31: memstream.v1.SavePlansRequest.plans:type_name -> memstream.v1.Plan
 	4,  // 32: memstream.v1.SavePlansResponse.plans:type_name -> memstream.v1.Plan
@@ -4690,9 +5115,9 @@ var file_memstream_v1_conversation_service_proto_depIdxs = []int32{
 	4,  // 35: memstream.v1.UpdatePlanResponse.plan:type_name -> memstream.v1.Plan
 	4,  // 36: memstream.v1.CompletePlanResponse.plan:type_name -> memstream.v1.Plan
 	9,  // 37: memstream.v1.GetConversationResponse.conversation:type_name -> memstream.v1.Conversation
-	61, // 38: memstream.v1.ConversationLabels.labels:type_name -> memstream.v1.ConversationLabels.LabelsEntry
+	65, // 38: memstream.v1.ConversationLabels.labels:type_name -> memstream.v1.ConversationLabels.LabelsEntry
 	43, // 39: memstream.v1.UpdateConversationRequest.labels:type_name -> memstream.v1.ConversationLabels
-	63, // 40: memstream.v1.UpdateConversationRequest.ttl:type_name -> google.protobuf.Duration
+	67, // 40: memstream.v1.UpdateConversationRequest.ttl:type_name -> google.protobuf.Duration
 	9,  // 41: memstream.v1.UpdateConversationResponse.conversation:type_name -> memstream.v1.Conversation
 	9,  // 42: memstream.v1.ForkConversationResponse.conversation:type_name -> memstream.v1.Conversation
 	0,  // 43: memstream.v1.GetStateRequest.scope:type_name -> memstream.v1.StateScope
@@ -4700,62 +5125,76 @@ var file_memstream_v1_conversation_service_proto_depIdxs = []int32{
 	0,  // 45: memstream.v1.SetStateRequest.scope:type_name -> memstream.v1.StateScope
 	3,  // 46: memstream.v1.SetStateResponse.state:type_name -> memstream.v1.State
 	0,  // 47: memstream.v1.DeleteStateRequest.scope:type_name -> memstream.v1.StateScope
-	64, // 48: memstream.v1.ConversationMessage.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	5,  // 49: memstream.v1.ConversationService.AppendMessage:input_type -> memstream.v1.AppendMessageRequest
-	7,  // 50: memstream.v1.ConversationService.ListConversations:input_type -> memstream.v1.ListConversationsRequest
-	12, // 51: memstream.v1.ConversationService.AppendMessages:input_type -> memstream.v1.AppendMessagesRequest
-	10, // 52: memstream.v1.ConversationService.ListMessages:input_type -> memstream.v1.ListMessagesRequest
-	14, // 53: memstream.v1.ConversationService.GetMessage:input_type -> memstream.v1.GetMessageRequest
-	23, // 54: memstream.v1.ConversationService.GetLastMessage:input_type -> memstream.v1.GetLastMessageRequest
-	25, // 55: memstream.v1.ConversationService.WatchMessages:input_type -> memstream.v1.WatchMessagesRequest
-	27, // 56: memstream.v1.ConversationService.CompleteConversation:input_type -> memstream.v1.CompleteConversationRequest
-	16, // 57: memstream.v1.ConversationService.ReplaceMessage:input_type -> memstream.v1.ReplaceMessageRequest
-	29, // 58: memstream.v1.ConversationService.DeleteMessages:input_type -> memstream.v1.DeleteMessagesRequest
-	19, // 59: memstream.v1.ConversationService.RemoveMessages:input_type -> memstream.v1.RemoveMessagesRequest
-	21, // 60: memstream.v1.ConversationService.PopMessage:input_type -> memstream.v1.PopMessageRequest
-	41, // 61: memstream.v1.ConversationService.GetConversation:input_type -> memstream.v1.GetConversationRequest
-	44, // 62: memstream.v1.ConversationService.UpdateConversation:input_type -> memstream.v1.UpdateConversationRequest
-	46, // 63: memstream.v1.ConversationService.DeleteConversation:input_type -> memstream.v1.DeleteConversationRequest
-	48, // 64: memstream.v1.ConversationService.ForkConversation:input_type -> memstream.v1.ForkConversationRequest
-	50, // 65: memstream.v1.ConversationService.GetState:input_type -> memstream.v1.GetStateRequest
-	52, // 66: memstream.v1.ConversationService.SetState:input_type -> memstream.v1.SetStateRequest
-	54, // 67: memstream.v1.ConversationService.DeleteState:input_type -> memstream.v1.DeleteStateRequest
-	56, // 68: memstream.v1.ConversationService.EraseUser:input_type -> memstream.v1.EraseUserRequest
-	31, // 69: memstream.v1.ConversationService.SavePlans:input_type -> memstream.v1.SavePlansRequest
-	33, // 70: memstream.v1.ConversationService.ListPlans:input_type -> memstream.v1.ListPlansRequest
-	35, // 71: memstream.v1.ConversationService.UpdatePlan:input_type -> memstream.v1.UpdatePlanRequest
-	37, // 72: memstream.v1.ConversationService.CompletePlan:input_type -> memstream.v1.CompletePlanRequest
-	39, // 73: memstream.v1.ConversationService.RemovePlans:input_type -> memstream.v1.RemovePlansRequest
-	6,  // 74: memstream.v1.ConversationService.AppendMessage:output_type -> memstream.v1.AppendMessageResponse
-	8,  // 75: memstream.v1.ConversationService.ListConversations:output_type -> memstream.v1.ListConversationsResponse
-	13, // 76: memstream.v1.ConversationService.AppendMessages:output_type -> memstream.v1.AppendMessagesResponse
-	11, // 77: memstream.v1.ConversationService.ListMessages:output_type -> memstream.v1.ListMessagesResponse
-	15, // 78: memstream.v1.ConversationService.GetMessage:output_type -> memstream.v1.GetMessageResponse
-	24, // 79: memstream.v1.ConversationService.GetLastMessage:output_type -> memstream.v1.GetLastMessageResponse
-	26, // 80: memstream.v1.ConversationService.WatchMessages:output_type -> memstream.v1.WatchMessagesResponse
-	28, // 81: memstream.v1.ConversationService.CompleteConversation:output_type -> memstream.v1.CompleteConversationResponse
-	17, // 82: memstream.v1.ConversationService.ReplaceMessage:output_type -> memstream.v1.ReplaceMessageResponse
-	30, // 83: memstream.v1.ConversationService.DeleteMessages:output_type -> memstream.v1.DeleteMessagesResponse
-	20, // 84: memstream.v1.ConversationService.RemoveMessages:output_type -> memstream.v1.RemoveMessagesResponse
-	22, // 85: memstream.v1.ConversationService.PopMessage:output_type -> memstream.v1.PopMessageResponse
-	42, // 86: memstream.v1.ConversationService.GetConversation:output_type -> memstream.v1.GetConversationResponse
-	45, // 87: memstream.v1.ConversationService.UpdateConversation:output_type -> memstream.v1.UpdateConversationResponse
-	47, // 88: memstream.v1.ConversationService.DeleteConversation:output_type -> memstream.v1.DeleteConversationResponse
-	49, // 89: memstream.v1.ConversationService.ForkConversation:output_type -> memstream.v1.ForkConversationResponse
-	51, // 90: memstream.v1.ConversationService.GetState:output_type -> memstream.v1.GetStateResponse
-	53, // 91: memstream.v1.ConversationService.SetState:output_type -> memstream.v1.SetStateResponse
-	55, // 92: memstream.v1.ConversationService.DeleteState:output_type -> memstream.v1.DeleteStateResponse
-	57, // 93: memstream.v1.ConversationService.EraseUser:output_type -> memstream.v1.EraseUserResponse
-	32, // 94: memstream.v1.ConversationService.SavePlans:output_type -> memstream.v1.SavePlansResponse
-	34, // 95: memstream.v1.ConversationService.ListPlans:output_type -> memstream.v1.ListPlansResponse
-	36, // 96: memstream.v1.ConversationService.UpdatePlan:output_type -> memstream.v1.UpdatePlanResponse
-	38, // 97: memstream.v1.ConversationService.CompletePlan:output_type -> memstream.v1.CompletePlanResponse
-	40, // 98: memstream.v1.ConversationService.RemovePlans:output_type -> memstream.v1.RemovePlansResponse
-	74, // [74:99] is the sub-list for method output_type
-	49, // [49:74] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	12, // 48: memstream.v1.TransactionWrite.append_messages:type_name -> memstream.v1.AppendMessagesRequest
+	16, // 49: memstream.v1.TransactionWrite.replace_message:type_name -> memstream.v1.ReplaceMessageRequest
+	44, // 50: memstream.v1.TransactionWrite.update_conversation:type_name -> memstream.v1.UpdateConversationRequest
+	52, // 51: memstream.v1.TransactionWrite.set_state:type_name -> memstream.v1.SetStateRequest
+	68, // 52: memstream.v1.TransactionWrite.put_fragment:type_name -> memstream.v1.PutFragmentRequest
+	58, // 53: memstream.v1.WriteTogetherRequest.writes:type_name -> memstream.v1.TransactionWrite
+	13, // 54: memstream.v1.TransactionResult.append_messages:type_name -> memstream.v1.AppendMessagesResponse
+	17, // 55: memstream.v1.TransactionResult.replace_message:type_name -> memstream.v1.ReplaceMessageResponse
+	45, // 56: memstream.v1.TransactionResult.update_conversation:type_name -> memstream.v1.UpdateConversationResponse
+	53, // 57: memstream.v1.TransactionResult.set_state:type_name -> memstream.v1.SetStateResponse
+	69, // 58: memstream.v1.TransactionResult.put_fragment:type_name -> memstream.v1.PutFragmentResponse
+	60, // 59: memstream.v1.WriteTogetherResponse.results:type_name -> memstream.v1.TransactionResult
+	70, // 60: memstream.v1.ConversationMessage.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	5,  // 61: memstream.v1.ConversationService.AppendMessage:input_type -> memstream.v1.AppendMessageRequest
+	7,  // 62: memstream.v1.ConversationService.ListConversations:input_type -> memstream.v1.ListConversationsRequest
+	12, // 63: memstream.v1.ConversationService.AppendMessages:input_type -> memstream.v1.AppendMessagesRequest
+	10, // 64: memstream.v1.ConversationService.ListMessages:input_type -> memstream.v1.ListMessagesRequest
+	14, // 65: memstream.v1.ConversationService.GetMessage:input_type -> memstream.v1.GetMessageRequest
+	23, // 66: memstream.v1.ConversationService.GetLastMessage:input_type -> memstream.v1.GetLastMessageRequest
+	25, // 67: memstream.v1.ConversationService.WatchMessages:input_type -> memstream.v1.WatchMessagesRequest
+	27, // 68: memstream.v1.ConversationService.CompleteConversation:input_type -> memstream.v1.CompleteConversationRequest
+	16, // 69: memstream.v1.ConversationService.ReplaceMessage:input_type -> memstream.v1.ReplaceMessageRequest
+	29, // 70: memstream.v1.ConversationService.DeleteMessages:input_type -> memstream.v1.DeleteMessagesRequest
+	19, // 71: memstream.v1.ConversationService.RemoveMessages:input_type -> memstream.v1.RemoveMessagesRequest
+	21, // 72: memstream.v1.ConversationService.PopMessage:input_type -> memstream.v1.PopMessageRequest
+	41, // 73: memstream.v1.ConversationService.GetConversation:input_type -> memstream.v1.GetConversationRequest
+	44, // 74: memstream.v1.ConversationService.UpdateConversation:input_type -> memstream.v1.UpdateConversationRequest
+	46, // 75: memstream.v1.ConversationService.DeleteConversation:input_type -> memstream.v1.DeleteConversationRequest
+	48, // 76: memstream.v1.ConversationService.ForkConversation:input_type -> memstream.v1.ForkConversationRequest
+	50, // 77: memstream.v1.ConversationService.GetState:input_type -> memstream.v1.GetStateRequest
+	52, // 78: memstream.v1.ConversationService.SetState:input_type -> memstream.v1.SetStateRequest
+	54, // 79: memstream.v1.ConversationService.DeleteState:input_type -> memstream.v1.DeleteStateRequest
+	56, // 80: memstream.v1.ConversationService.EraseUser:input_type -> memstream.v1.EraseUserRequest
+	59, // 81: memstream.v1.ConversationService.WriteTogether:input_type -> memstream.v1.WriteTogetherRequest
+	31, // 82: memstream.v1.ConversationService.SavePlans:input_type -> memstream.v1.SavePlansRequest
+	33, // 83: memstream.v1.ConversationService.ListPlans:input_type -> memstream.v1.ListPlansRequest
+	35, // 84: memstream.v1.ConversationService.UpdatePlan:input_type -> memstream.v1.UpdatePlanRequest
+	37, // 85: memstream.v1.ConversationService.CompletePlan:input_type -> memstream.v1.CompletePlanRequest
+	39, // 86: memstream.v1.ConversationService.RemovePlans:input_type -> memstream.v1.RemovePlansRequest
+	6,  // 87: memstream.v1.ConversationService.AppendMessage:output_type -> memstream.v1.AppendMessageResponse
+	8,  // 88: memstream.v1.ConversationService.ListConversations:output_type -> memstream.v1.ListConversationsResponse
+	13, // 89: memstream.v1.ConversationService.AppendMessages:output_type -> memstream.v1.AppendMessagesResponse
+	11, // 90: memstream.v1.ConversationService.ListMessages:output_type -> memstream.v1.ListMessagesResponse
+	15, // 91: memstream.v1.ConversationService.GetMessage:output_type -> memstream.v1.GetMessageResponse
+	24, // 92: memstream.v1.ConversationService.GetLastMessage:output_type -> memstream.v1.GetLastMessageResponse
+	26, // 93: memstream.v1.ConversationService.WatchMessages:output_type -> memstream.v1.WatchMessagesResponse
+	28, // 94: memstream.v1.ConversationService.CompleteConversation:output_type -> memstream.v1.CompleteConversationResponse
+	17, // 95: memstream.v1.ConversationService.ReplaceMessage:output_type -> memstream.v1.ReplaceMessageResponse
+	30, // 96: memstream.v1.ConversationService.DeleteMessages:output_type -> memstream.v1.DeleteMessagesResponse
+	20, // 97: memstream.v1.ConversationService.RemoveMessages:output_type -> memstream.v1.RemoveMessagesResponse
+	22, // 98: memstream.v1.ConversationService.PopMessage:output_type -> memstream.v1.PopMessageResponse
+	42, // 99: memstream.v1.ConversationService.GetConversation:output_type -> memstream.v1.GetConversationResponse
+	45, // 100: memstream.v1.ConversationService.UpdateConversation:output_type -> memstream.v1.UpdateConversationResponse
+	47, // 101: memstream.v1.ConversationService.DeleteConversation:output_type -> memstream.v1.DeleteConversationResponse
+	49, // 102: memstream.v1.ConversationService.ForkConversation:output_type -> memstream.v1.ForkConversationResponse
+	51, // 103: memstream.v1.ConversationService.GetState:output_type -> memstream.v1.GetStateResponse
+	53, // 104: memstream.v1.ConversationService.SetState:output_type -> memstream.v1.SetStateResponse
+	55, // 105: memstream.v1.ConversationService.DeleteState:output_type -> memstream.v1.DeleteStateResponse
+	57, // 106: memstream.v1.ConversationService.EraseUser:output_type -> memstream.v1.EraseUserResponse
+	61, // 107: memstream.v1.ConversationService.WriteTogether:output_type -> memstream.v1.WriteTogetherResponse
+	32, // 108: memstream.v1.ConversationService.SavePlans:output_type -> memstream.v1.SavePlansResponse
+	34, // 109: memstream.v1.ConversationService.ListPlans:output_type -> memstream.v1.ListPlansResponse
+	36, // 110: memstream.v1.ConversationService.UpdatePlan:output_type -> memstream.v1.UpdatePlanResponse
+	38, // 111: memstream.v1.ConversationService.CompletePlan:output_type -> memstream.v1.CompletePlanResponse
+	40, // 112: memstream.v1.ConversationService.RemovePlans:output_type -> memstream.v1.RemovePlansResponse
+	87, // [87:113] is the sub-list for method output_type
+	61, // [61:87] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_conversation_service_proto_init() }
@@ -4764,6 +5203,7 @@ func file_memstream_v1_conversation_service_proto_init() {
 		return
 	}
 	file_memstream_v1_fragment_proto_init()
+	file_memstream_v1_memory_service_proto_init()
 	file_memstream_v1_conversation_service_proto_msgTypes[0].OneofWrappers = []any{}
 	file_memstream_v1_conversation_service_proto_msgTypes[10].OneofWrappers = []any{
 		(*AppendMessagesRequest_LastNumber)(nil),
@@ -4783,13 +5223,27 @@ func file_memstream_v1_conversation_service_proto_init() {
 		(*SetStateRequest_Etag)(nil),
 		(*SetStateRequest_Absent)(nil),
 	}
+	file_memstream_v1_conversation_service_proto_msgTypes[56].OneofWrappers = []any{
+		(*TransactionWrite_AppendMessages)(nil),
+		(*TransactionWrite_ReplaceMessage)(nil),
+		(*TransactionWrite_UpdateConversation)(nil),
+		(*TransactionWrite_SetState)(nil),
+		(*TransactionWrite_PutFragment)(nil),
+	}
+	file_memstream_v1_conversation_service_proto_msgTypes[58].OneofWrappers = []any{
+		(*TransactionResult_AppendMessages)(nil),
+		(*TransactionResult_ReplaceMessage)(nil),
+		(*TransactionResult_UpdateConversation)(nil),
+		(*TransactionResult_SetState)(nil),
+		(*TransactionResult_PutFragment)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_conversation_service_proto_rawDesc), len(file_memstream_v1_conversation_service_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   60,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -41,6 +41,7 @@ const (
 	ConversationService_SetState_FullMethodName             = "/memstream.v1.ConversationService/SetState"
 	ConversationService_DeleteState_FullMethodName          = "/memstream.v1.ConversationService/DeleteState"
 	ConversationService_EraseUser_FullMethodName            = "/memstream.v1.ConversationService/EraseUser"
+	ConversationService_WriteTogether_FullMethodName        = "/memstream.v1.ConversationService/WriteTogether"
 	ConversationService_SavePlans_FullMethodName            = "/memstream.v1.ConversationService/SavePlans"
 	ConversationService_ListPlans_FullMethodName            = "/memstream.v1.ConversationService/ListPlans"
 	ConversationService_UpdatePlan_FullMethodName           = "/memstream.v1.ConversationService/UpdatePlan"
@@ -96,6 +97,8 @@ type ConversationServiceClient interface {
 	DeleteState(ctx context.Context, in *DeleteStateRequest, opts ...grpc.CallOption) (*DeleteStateResponse, error)
 	// Erases a user's state document and all conversations with the label `user` of that value, from the files, too.
 	EraseUser(ctx context.Context, in *EraseUserRequest, opts ...grpc.CallOption) (*EraseUserResponse, error)
+	// Writes messages, state and fragments of a namespace in one transaction: all or nothing.
+	WriteTogether(ctx context.Context, in *WriteTogetherRequest, opts ...grpc.CallOption) (*WriteTogetherResponse, error)
 	// Saves plans together.
 	SavePlans(ctx context.Context, in *SavePlansRequest, opts ...grpc.CallOption) (*SavePlansResponse, error)
 	// Lists a conversation's plans by number: all, some numbers, or those to do (TODO or RETRYING).
@@ -325,6 +328,16 @@ func (c *conversationServiceClient) EraseUser(ctx context.Context, in *EraseUser
 	return out, nil
 }
 
+func (c *conversationServiceClient) WriteTogether(ctx context.Context, in *WriteTogetherRequest, opts ...grpc.CallOption) (*WriteTogetherResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WriteTogetherResponse)
+	err := c.cc.Invoke(ctx, ConversationService_WriteTogether_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *conversationServiceClient) SavePlans(ctx context.Context, in *SavePlansRequest, opts ...grpc.CallOption) (*SavePlansResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SavePlansResponse)
@@ -423,6 +436,8 @@ type ConversationServiceServer interface {
 	DeleteState(context.Context, *DeleteStateRequest) (*DeleteStateResponse, error)
 	// Erases a user's state document and all conversations with the label `user` of that value, from the files, too.
 	EraseUser(context.Context, *EraseUserRequest) (*EraseUserResponse, error)
+	// Writes messages, state and fragments of a namespace in one transaction: all or nothing.
+	WriteTogether(context.Context, *WriteTogetherRequest) (*WriteTogetherResponse, error)
 	// Saves plans together.
 	SavePlans(context.Context, *SavePlansRequest) (*SavePlansResponse, error)
 	// Lists a conversation's plans by number: all, some numbers, or those to do (TODO or RETRYING).
@@ -502,6 +517,9 @@ func (UnimplementedConversationServiceServer) DeleteState(context.Context, *Dele
 }
 func (UnimplementedConversationServiceServer) EraseUser(context.Context, *EraseUserRequest) (*EraseUserResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EraseUser not implemented")
+}
+func (UnimplementedConversationServiceServer) WriteTogether(context.Context, *WriteTogetherRequest) (*WriteTogetherResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method WriteTogether not implemented")
 }
 func (UnimplementedConversationServiceServer) SavePlans(context.Context, *SavePlansRequest) (*SavePlansResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SavePlans not implemented")
@@ -892,6 +910,24 @@ func _ConversationService_EraseUser_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ConversationService_WriteTogether_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WriteTogetherRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).WriteTogether(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_WriteTogether_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).WriteTogether(ctx, req.(*WriteTogetherRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _ConversationService_SavePlans_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SavePlansRequest)
 	if err := dec(in); err != nil {
@@ -1064,6 +1100,10 @@ var ConversationService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "EraseUser",
 			Handler:    _ConversationService_EraseUser_Handler,
+		},
+		{
+			MethodName: "WriteTogether",
+			Handler:    _ConversationService_WriteTogether_Handler,
 		},
 		{
 			MethodName: "SavePlans",
