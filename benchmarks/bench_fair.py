@@ -35,6 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,6 +76,8 @@ CELL_MAX_S = 12.0
 PAUSE_S = 0.002
 IDLE_CORES, IDLE_LOOK_S, IDLE_MAX_S = 0.1, 0.2, 15.0
 """After A's calls the server is left alone until it uses less than so many cores, at most this long."""
+DATA_MAX = 1 << 30
+"""Bytes on disk."""
 SLICE_MS = 10.0
 """The longest computation that is not divided, such as the ranking of one recall."""
 RATIO_MAX = 3.0
@@ -234,6 +237,15 @@ def list_floods(size: Size, rpcs: frozenset[str]) -> Iterator[tuple[MethodDescri
             yield method, HTTP, (1, most)
 
 
+def bytes_in(directory: Path) -> int:
+    """Of its files."""
+    found = 0
+    for path in directory.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # the server removes some
+            found += path.stat().st_size
+    return found
+
+
 def make_admin_access(directory: Path) -> tuple[dict[str, str | float], dict[str, str]]:
     """As `make_access`; A may also call what concerns the whole server."""
     access, tokens = make_access(directory)
@@ -296,12 +308,17 @@ class Cell:
 class Measuring:
     """Measures the cells of one run."""
 
-    def __init__(self, size: Size, real_time: bool, small: SmallCalls, heavy: HeavyTenant) -> None:
+    _small: SmallCalls
+    _heavy: HeavyTenant
+
+    def __init__(self, size: Size, real_time: bool) -> None:
         self._size = size
         self._real_time = real_time
-        self._small = small
-        self._heavy = heavy
         self.alone = {kind: Times() for kind in KINDS}
+
+    def use(self, small: SmallCalls, heavy: HeavyTenant) -> None:
+        """Measure with these from now on."""
+        self._small, self._heavy = small, heavy
 
     async def measure_alone(self) -> None:
         """Add calls without any of A's."""
@@ -347,20 +364,24 @@ class Measuring:
 
 
 async def measure_cells(size: Size, real_time: bool, rpcs: frozenset[str]) -> tuple[list[Cell], Measuring]:
-    """All cells."""
+    """All cells. What floods store would fill a RAM disk: the server begins without data once it has `DATA_MAX`."""
     cells: list[Cell] = []
-    async with run_tenants(size) as (addresses, tokens, record, small):
-        await small.measure(TRIALS[size])  # warm up
-        with contextlib.closing(HeavyTenant(addresses, tokens[HEAVY], record)) as heavy:
-            measuring = Measuring(size, real_time, small, heavy)
-            await measuring.measure_alone()
-            for method, port, floods in list_floods(size, rpcs):
+    measuring = Measuring(size, real_time)
+    waiting = deque(list_floods(size, rpcs))
+    while waiting:
+        async with run_tenants(size) as (addresses, tokens, record, small):
+            await small.measure(TRIALS[size])  # warm up
+            with contextlib.closing(HeavyTenant(addresses, tokens[HEAVY], record)) as heavy:
+                measuring.use(small, heavy)
                 await measuring.measure_alone()
-                for calls in floods:
-                    measured = await measuring.measure_flood(method.name, port, calls)
-                    await measuring.measure_again(measured, calls)
-                    cells += measured
-                    print(".", end="", file=sys.stderr, flush=True)
+                while waiting and bytes_in(record.parent) < DATA_MAX:
+                    method, port, floods = waiting.popleft()
+                    await measuring.measure_alone()
+                    for calls in floods:
+                        measured = await measuring.measure_flood(method.name, port, calls)
+                        await measuring.measure_again(measured, calls)
+                        cells += measured
+                        print(".", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     measuring.over_bar(cells)
     return cells, measuring
