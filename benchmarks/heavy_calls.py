@@ -23,6 +23,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
+from memstream.v1 import block_service_pb2 as blocks
 from memstream.v1 import conversation_service_pb2 as conversations
 from memstream.v1 import fragment_pb2, server_service_pb2
 from memstream.v1 import memory_service_pb2 as memories
@@ -40,16 +41,18 @@ UPDATED = 20
 """Fragments with an earlier version."""
 QUIET_S = 1.0
 """After this time without a message a stream counts as read."""
-QUIET = frozenset({"Watch", "WatchMessages"})
+QUIET = frozenset({"Watch", "WatchBlocks", "WatchMessages"})
 """Streams that do not end by themselves."""
 METHODS: Sequence[MethodDescriptor] = [
     method
-    for module in (conversations, memories, operations, server_service_pb2, streams)
+    for module in (blocks, conversations, memories, operations, server_service_pb2, streams)
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ]
 _BY_NAME = {method.name: method for method in METHODS}
-_NAME, _CONVERSATION = "big", "talk"
+_NAME, _CONVERSATION, _BLOCK = "big", "talk", "persona"
+BLOCKS = 20
+"""Blocks of the memory `big`, and versions of its block."""
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
 """A connection of its own: without authentication the connection is the principal."""
 
@@ -190,6 +193,11 @@ def _state(world: World) -> dict[str, Any]:
     return {"namespace": world.namespace, "scope": conversations.STATE_SCOPE_USER, "name": "bob"}
 
 
+def _block(world: World) -> blocks.PutBlockRequest:
+    text = f"{world.new_name()} {'x' * CONTENT_BYTES}"
+    return blocks.PutBlockRequest(**world.memory, block=_BLOCK, text=text)
+
+
 Arguments = Callable[[World], Message | list[Message]]
 
 ARGUMENTS: dict[str, Arguments] = {
@@ -237,6 +245,17 @@ ARGUMENTS: dict[str, Arguments] = {
     "ReflectMemory": lambda world: memories.ReflectMemoryRequest(**world.memory),
     "ExportMemories": lambda world: memories.ExportMemoriesRequest(**world.memory, include_vectors=True),
     "ImportMemories": _import,
+    "PutBlock": _block,
+    "GetBlock": lambda world: blocks.GetBlockRequest(**world.memory, block=_BLOCK),
+    "ListBlocks": lambda world: blocks.ListBlocksRequest(**world.memory, page_size=PAGE_MAX),
+    "ListBlockVersions": lambda world: blocks.ListBlockVersionsRequest(
+        **world.memory, block=_BLOCK, page_size=PAGE_MAX
+    ),
+    "EditBlock": lambda world: blocks.EditBlockRequest(
+        **world.memory, block=_BLOCK, append=blocks.AppendToBlock(text="and more")
+    ),
+    "DeleteBlock": lambda world: blocks.DeleteBlockRequest(**world.memory, block=_BLOCK),
+    "WatchBlocks": lambda world: blocks.WatchBlocksRequest(**world.memory),
     "AppendMessage": lambda world: conversations.AppendMessageRequest(
         namespace=world.namespace, message=_message(world)
     ),
@@ -400,7 +419,7 @@ Send = Callable[[MethodDescriptor, "Message | list[Message]"], Awaitable[bool]]
 
 
 async def prepare_call(send: Send, method: MethodDescriptor, world: World) -> None:
-    """Make what a call is to delete."""
+    """Make what a call is to delete or edit."""
     name = world.new_name()
     if method.name == "DeleteMemory":
         await send(_BY_NAME["CloneMemory"], memories.CloneMemoryRequest(**world.memory, new_memory=name))
@@ -409,6 +428,8 @@ async def prepare_call(send: Send, method: MethodDescriptor, world: World) -> No
         forking = conversations.ForkConversationRequest(**world.conversation, new_conversation=name)
         await send(_BY_NAME["ForkConversation"], forking)
         world.forked.append(name)
+    elif method.name in ("DeleteBlock", "EditBlock"):
+        await send(_BY_NAME["PutBlock"], _block(world))
     elif method.name == "DeleteState":
         await send(_BY_NAME["SetState"], conversations.SetStateRequest(**_state(world), document="{}"))
 
@@ -434,7 +455,7 @@ async def _send(requests: Sequence[Message]) -> AsyncIterator[Message]:
 
 
 async def prepare_world(caller: Caller, namespace: str, fragments: int) -> World:
-    """Fill a memory and a conversation."""
+    """Fill a memory with its blocks, and a conversation."""
     world = World(namespace, fragments)
 
     async def ask(name: str, given: Message | list[Message]) -> list[bytes]:
@@ -466,6 +487,9 @@ async def prepare_world(caller: Caller, namespace: str, fragments: int) -> World
     purge = (await ask("StartPurge", operations.StartPurgeRequest(namespace=namespace)))[0]
     world.operation = operations.StartPurgeResponse.FromString(purge).operation.id
     await ask("SetState", ARGUMENTS["SetState"](world))
+    for number in range(BLOCKS):
+        await ask("PutBlock", _block(world))
+        await ask("PutBlock", blocks.PutBlockRequest(**world.memory, block=f"b{number}", text="x" * CONTENT_BYTES))
     await ask("SavePlans", conversations.SavePlansRequest(**world.conversation, plans=_plans(world)))
     for number in range(min(fragments, 50)):
         other = memories.CreateMemoryRequest(namespace=namespace, memory=f"memory-{number}", exist_ok=True)

@@ -19,7 +19,14 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
-FIRST = ("stream_service", "memory_service", "conversation_service", "operation_service", "server_service")
+FIRST = (
+    "stream_service",
+    "memory_service",
+    "block_service",
+    "conversation_service",
+    "operation_service",
+    "server_service",
+)
 """The services come first; the other files follow."""
 
 HEAD = """# API

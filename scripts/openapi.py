@@ -71,7 +71,7 @@ _ERROR = {
         },
     },
 }
-_EVENTS = frozenset({"StreamService.Watch", "ConversationService.WatchMessages"})
+_EVENTS = frozenset({"StreamService.Watch", "ConversationService.WatchMessages", "BlockService.WatchBlocks"})
 _INFO = (
     "Every call with one request, as JSON over HTTP. A call is a POST; its handlers, identity, rights, limits and "
     "errors are those of the gRPC port. Calls in which the client streams need gRPC. Written from the contract."

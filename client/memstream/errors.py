@@ -12,6 +12,7 @@
     │   │   │   └── MemoryDeleted      it was deleted while the call ran
     │   │   ├── FragmentNotFound       it never existed, or it left (Watch has the event)
     │   │   ├── OperationNotFound      it never existed, or it ended long ago
+    │   │   ├── BlockNotFound          put it first; an earlier version is no longer kept
     │   │   └── ConversationNotFound   append a message first
     │   ├── AlreadyExists
     │   │   ├── MemoryExists           pass exist_ok, or choose another name
@@ -163,6 +164,10 @@ class FragmentNotFound(NotFound):
 
 class OperationNotFound(NotFound):
     """No operation has that id, or it ended long ago."""
+
+
+class BlockNotFound(NotFound):
+    """The memory has no such block, or no longer that version of it."""
 
 
 class ConversationNotFound(NotFound):

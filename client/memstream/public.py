@@ -25,6 +25,7 @@ from memstream.conversations import Conversation
 from memstream.errors import (
     AlreadyExists,
     BacklogFull,
+    BlockNotFound,
     CapabilityMissing,
     Conflict,
     ConversationNotFound,
@@ -175,6 +176,7 @@ __all__ = [
     "Appended",
     "BacklogFull",
     "BatchResult",
+    "BlockNotFound",
     "Capability",
     "CapabilityMissing",
     "ChainLink",

@@ -24,6 +24,7 @@ _BY_REASON: dict[str, type[e.MemstreamError]] = {
     "MEMORY_NOT_FOUND": e.MemoryNotFound,
     "FRAGMENT_NOT_FOUND": e.FragmentNotFound,
     "OPERATION_NOT_FOUND": e.OperationNotFound,
+    "BLOCK_NOT_FOUND": e.BlockNotFound,
     "CONVERSATION_NOT_FOUND": e.ConversationNotFound,
     "MEMORY_EXISTS": e.MemoryExists,
     "REQUEST_ID_CONFLICT": e.RequestIdConflict,

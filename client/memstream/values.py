@@ -144,6 +144,7 @@ class Capability(StrEnum):
     OPERATIONS = "operations"
     REFLECTION = "reflection"
     SUBSCRIBE = "subscribe"
+    BLOCKS = "blocks"
 
 
 class ModelState(StrEnum):

@@ -15,6 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 
 from memstream.v1 import (
+    block_service_pb2,
     conversation_service_pb2,
     memory_service_pb2,
     operation_service_pb2,
@@ -23,6 +24,7 @@ from memstream.v1 import (
 )
 
 MODULES = (
+    block_service_pb2,
     conversation_service_pb2,
     memory_service_pb2,
     operation_service_pb2,

@@ -23,6 +23,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from google.rpc.error_details_pb2 import ErrorInfo
 
 from memstream.v1 import (
+    block_service_pb2,
     conversation_service_pb2,
     error_pb2,
     event_pb2,
@@ -41,6 +42,7 @@ NEXT_RELEASE = "0.1"
 CONTRACT = [
     module.DESCRIPTOR
     for module in (
+        block_service_pb2,
         conversation_service_pb2,
         error_pb2,
         event_pb2,

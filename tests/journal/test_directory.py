@@ -194,9 +194,10 @@ def test_migration_removes_producers_of_request_ids(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def undo_sessions(connection: Connection) -> None:
-    """Undo what later migrations did to conversations; their triggers are gone."""
-    for table in ("message_bodies", "conversation_labels", "states"):
+def undo_later(connection: Connection) -> None:
+    """Undo what later migrations did to conversations and blocks; their triggers are gone."""
+    connection.exec_driver_sql("ALTER TABLE memories DROP COLUMN block_version")
+    for table in ("blocks", "message_bodies", "conversation_labels", "states"):
         connection.exec_driver_sql(f"DROP TABLE {table}")
     for index in ("conversations_latest", "conversations_expire"):
         connection.exec_driver_sql(f"DROP INDEX {index}")
@@ -224,7 +225,7 @@ async def test_migration_keeps_labels_and_counts(data_dir: Path) -> None:
         connection.exec_driver_sql("DROP TABLE memory_labels")
         for column in ("fragments", "change_time_us"):
             connection.exec_driver_sql(f"ALTER TABLE memories DROP COLUMN {column}")
-        undo_sessions(connection)
+        undo_later(connection)
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0014'")
     engine.dispose()
     migrated = await opened(data_dir)
@@ -245,7 +246,7 @@ async def test_counting_continues_after_kills(data_dir: Path, monkeypatch: pytes
             connection.exec_driver_sql(statement)
         connection.exec_driver_sql("ALTER TABLE namespace_bytes DROP COLUMN memories")
         older = "INSERT INTO namespace_bytes VALUES ('comedy', 1, 9, 9, 9, 9, 9)"
-        undo_sessions(connection)
+        undo_later(connection)
         connection.exec_driver_sql(f"CREATE TRIGGER plans_bytes_insert AFTER INSERT ON plans BEGIN {older}; END")
         connection.exec_driver_sql(older)
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0017'")

@@ -25,6 +25,7 @@ pytestmark = journals.only_sqlite("tests/toolchains/test_statements_on_postgres.
 
 STORES = (
     *(("tests/journal",) if THOROUGH else ("tests/journal/test_sqlite.py", "tests/journal/test_directory.py")),
+    "tests/blocks/test_store.py",
     "tests/conversations/test_store.py",
     "tests/operations/test_store.py",
     "tests/engine/test_reembedding.py",
@@ -74,6 +75,7 @@ def test_no_trigger_scans(tables: Connection) -> None:
 def test_no_statement_of_the_engine_scans(tables: Connection, tmp_path: Path) -> None:
     suite = (
         "tests/journal",
+        "tests/blocks",
         "tests/conversations/test_store.py",
         "tests/operations/test_store.py",
         "tests/engine",

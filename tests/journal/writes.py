@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memstream_server.adapters.journal import SqlJournal
+from memstream_server.ports.blocks import BlockContent, BlockName, MemoryName, Writing
 from memstream_server.ports.conversations import ConversationName, Message, MessageQuery, Plan, PlanQuery
 from memstream_server.ports.journal.records import Answer, IndexEntry, Job
 from memstream_server.ports.journal.rows import Anchor
@@ -33,6 +34,7 @@ def everything() -> Commit:
 TALK = ConversationName("comedy", "talk")
 PLANS = (Plan(1, "look"), Plan(2, "tell"))
 _ANSWER = Answer("comedy\nDo\nr1", b"d", b"done", 1)
+BLOCK, CONTENT = BlockName(MemoryName("comedy", "joy"), "persona"), BlockContent("I am Joy")
 _OPERATION = Operation("o1", "purge", "comedy", "joy", "{}")
 
 WRITES: dict[str, Callable[[SqlJournal], Any]] = {
@@ -47,6 +49,9 @@ WRITES: dict[str, Callable[[SqlJournal], Any]] = {
     "complete": lambda journal: journal.conversations.complete_conversation(TALK, 1, lambda _: _ANSWER),
     "save_plans": lambda journal: journal.conversations.save_plans(TALK, PLANS, 1, lambda _: _ANSWER),
     "stage": lambda journal: journal.conversations.stage_rows("o1.talk", 1, [Message("ann", number=1)], PLANS),
+    "block": lambda journal: journal.blocks.write_block(
+        BLOCK, lambda _: CONTENT, Writing(1, "", 9, 9), lambda _: _ANSWER
+    ),
     "operation": lambda journal: journal.operations.create(_OPERATION, _ANSWER),
 }
 
@@ -60,6 +65,7 @@ async def seen(journal: SqlJournal) -> object:
     plain = [(image.record, image.rows, image.pending, image.producers, image.next_position) for image in images]
     besides = (
         await talked(journal),
+        [await journal.blocks.list_blocks(MemoryName("comedy", one.name), "", 9) for one in records],
         await journal.operations.list_page("", "", "", 9),
         await journal.get_answer(_ANSWER.request),
     )

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstream.v1 import (
+    block_service_pb2,
     conversation_service_pb2,
     error_pb2,
     event_pb2,
@@ -42,6 +43,7 @@ from memstream_server.rpc.wire import fragments, observations, policies, scalars
 from tests.rpc.wire import unpacked
 
 SERVICES = (
+    block_service_pb2,
     conversation_service_pb2,
     memory_service_pb2,
     operation_service_pb2,

@@ -24,6 +24,7 @@ WHERE = {"namespace": "${ns}", "memory": "joy"}
 BATCH = {"namespace": "${ns}", "memory": "joy", "observations": [{"content": "one"}, {"content": "two"}]}
 WHICH = {"namespace": "${ns}", "memory": "joy", "ids": ["${fragment}"]}
 TALK = {"namespace": "${ns}", "conversation": "talk"}
+BLOCK = {"namespace": "${ns}", "memory": "joy", "block": "persona"}
 CALLS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "CreateMemory": ({"namespace": "${ns}", "memory": "new"}, [{"memory": "other"}, {"labels": {"a": "b"}}]),
     "UpdateMemory": (
@@ -111,6 +112,9 @@ CALLS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "CompletePlan": (TALK | {"subTaskNumber": 1, "result": "seen"}, [{"result": "heard"}]),
     "RemovePlans": (TALK, [{"conversation": "other"}]),
     "DeleteConversation": (TALK, [{"conversation": "other"}]),
+    "PutBlock": (BLOCK | {"text": "one"}, [{"text": "two"}, {"absent": True}, {"block": "other"}]),
+    "EditBlock": (BLOCK | {"append": {"text": "one"}}, [{"append": {"text": "two"}}, {"etag": "1"}]),
+    "DeleteBlock": (BLOCK, [{"block": "other"}]),
     "StartReindex": ({}, [{"embed": True}]),
     "StartPurge": ({"namespace": "${ns}"}, [{"memory": "joy"}]),
 }
@@ -166,6 +170,7 @@ async def caller(shared: ServerProcess) -> AsyncIterator[Caller]:
             said = {"conversation": talk, "sender": "ann", "content": "before"}
             await made.call("AppendMessage", {"namespace": "${ns}", "message": said})
             await made.call("SavePlans", {"namespace": "${ns}", "conversation": talk, "plans": plans})
+        await made.call("PutBlock", BLOCK | {"text": "before"})
         yield made
 
 

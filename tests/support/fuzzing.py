@@ -348,7 +348,7 @@ class Fuzzer:
             return self.draw.choice(self.names)
         if name in ("memory", "name", "new_memory"):
             return self.draw.choice(MEMORIES if self.draw.random() < 0.9 else IMPORTED)
-        if name == "conversation":
+        if name in ("conversation", "block"):
             return self.draw.choice(TALKS)
         if name in ("ids", "exclude_ids"):
             return self._held("fragment_id")
@@ -459,6 +459,7 @@ NEEDED = {
     "memory",
     "name",
     "conversation",
+    "block",
     "content",
     "text",
     "producer",

@@ -29,6 +29,7 @@ _EACH = {
     "versions": 2,
     "messages": 3,
     "plans": 2,
+    "blocks": 2,
 }
 """Rows per memory (or conversation); one in most other tables."""
 _FEW = {"operations": 5, "recall_receipts": 5}

@@ -67,7 +67,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     use a new one per request and per message.
     """
     ERROR_REASON_ETAG_MISMATCH: _ErrorReason.ValueType  # 12
-    """The etag given is not the current one, or a conversation's last message is not the one of the precondition. What to
+    """The etag given is not the current one, or what must be absent exists, or a conversation's last message is not the one of the precondition. What to
     do: read again, then decide. Metadata `etag`: the current one, or the number of the last message.
     """
     ERROR_REASON_PRODUCER_SUPERSEDED: _ErrorReason.ValueType  # 13
@@ -123,6 +123,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The memory was deleted while the call ran."""
     ERROR_REASON_PAGE_TOKEN_INVALID: _ErrorReason.ValueType  # 32
     """The page token is from another call, or the arguments differ."""
+    ERROR_REASON_BLOCK_NOT_FOUND: _ErrorReason.ValueType  # 33
+    """The memory has no such block, or no longer that version of it."""
     ERROR_REASON_QUERY_ID_IN_USE: _ErrorReason.ValueType  # 40
     """A query has the query_id of a query in flight on this stream, which is still answered. What to do: give every query
     its own.
@@ -179,7 +181,7 @@ ERROR_REASON_REQUEST_ID_CONFLICT: ErrorReason.ValueType  # 11
 use a new one per request and per message.
 """
 ERROR_REASON_ETAG_MISMATCH: ErrorReason.ValueType  # 12
-"""The etag given is not the current one, or a conversation's last message is not the one of the precondition. What to
+"""The etag given is not the current one, or what must be absent exists, or a conversation's last message is not the one of the precondition. What to
 do: read again, then decide. Metadata `etag`: the current one, or the number of the last message.
 """
 ERROR_REASON_PRODUCER_SUPERSEDED: ErrorReason.ValueType  # 13
@@ -235,6 +237,8 @@ ERROR_REASON_MEMORY_DELETED: ErrorReason.ValueType  # 31
 """The memory was deleted while the call ran."""
 ERROR_REASON_PAGE_TOKEN_INVALID: ErrorReason.ValueType  # 32
 """The page token is from another call, or the arguments differ."""
+ERROR_REASON_BLOCK_NOT_FOUND: ErrorReason.ValueType  # 33
+"""The memory has no such block, or no longer that version of it."""
 ERROR_REASON_QUERY_ID_IN_USE: ErrorReason.ValueType  # 40
 """A query has the query_id of a query in flight on this stream, which is still answered. What to do: give every query
 its own.

@@ -73,6 +73,8 @@ class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability
     """Reflection and insights."""
     CAPABILITY_SUBSCRIBE: _Capability.ValueType  # 8
     """Standing queries (`RecallQuery.subscribe`)."""
+    CAPABILITY_BLOCKS: _Capability.ValueType  # 9
+    """BlockService."""
 
 class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
     """An optional part of the contract."""
@@ -95,6 +97,8 @@ CAPABILITY_REFLECTION: Capability.ValueType  # 7
 """Reflection and insights."""
 CAPABILITY_SUBSCRIBE: Capability.ValueType  # 8
 """Standing queries (`RecallQuery.subscribe`)."""
+CAPABILITY_BLOCKS: Capability.ValueType  # 9
+"""BlockService."""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final

@@ -64,7 +64,7 @@ def engine_parts(
     install_turns()
     embeddings = Embeddings(Embedding(embedding, seen.embedder), candidate=seen.next)
     return EngineParts(
-        Storage(stored, index, journal.operations, journal.conversations, journal.processes, images),
+        Storage(stored, index, journal.operations, journal.conversations, journal.blocks, journal.processes, images),
         EngineModels(
             analyzer,
             embeddings,
@@ -112,6 +112,9 @@ def build_limits(settings: Settings) -> Limits:
         vector_retry_s=settings.embedding_missing_interval_s,
         namespace_memories_max=settings.namespace_memories_max,
         memory_fragments_max=settings.memory_fragments_max,
+        memory_blocks_max=settings.memory_blocks_max,
+        block_versions_max=settings.block_versions_max,
+        block_bytes_max=settings.content_max_bytes,
         namespace_bytes_max=settings.namespace_bytes_max,
         namespace_receipts_bytes_max=settings.namespace_receipts_bytes_max,
         standing_max=settings.standing_queries_max,

@@ -51,6 +51,7 @@ Recall:
     turns: who speaks, how much of the context counts, and which reply answers which message
     time_phrases: the times that a query names, and how near a fragment is to them
     budget: the token budget of a recall
+    blocks: edits of a block's text
     rendering: the indexed text of a fragment
     stable_hash: a hash that is the same in every process
     json_text: whether a text is JSON

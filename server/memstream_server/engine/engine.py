@@ -20,6 +20,7 @@ from memstream_server.engine.background.indexer import Indexer
 from memstream_server.engine.background.jobs import Jobs
 from memstream_server.engine.background.missing_vectors import MissingVectors
 from memstream_server.engine.background.retention import Retention
+from memstream_server.engine.blocks import Blocks
 from memstream_server.engine.conflicts import Conflicts
 from memstream_server.engine.errors import (
     NOT_READ,
@@ -127,6 +128,7 @@ class Engine:
         )
         self.purging = Purging(self.operations, self._retention, self._registry)
         self.memories = Memories(storage, models, runtime, self._registry, self._handle_deleted)
+        self.blocks = Blocks(storage.blocks, storage.journal, runtime.clock, storage.poll_interval_s, runtime.limits)
         self.conflicts = Conflicts(storage, runtime, self._registry)
         self.fragments = Fragments(storage, models, runtime, self._registry)
         self.past = Past(storage, models, runtime, self._registry)
@@ -461,6 +463,7 @@ class Engine:
     def _handle_deleted(self, uid: str) -> None:
         """The memory was deleted: end its watches and remove it from the index."""
         self._watchers.notify_deleted(uid)
+        self.blocks.notify_deleted(uid)
         self._indexer.notify_rows(1)
 
     # ---- EngineEvents

@@ -105,6 +105,12 @@ class ConversationNotFound(EngineError):
     reason = "CONVERSATION_NOT_FOUND"
 
 
+class BlockNotFound(EngineError):
+    """The memory has no such block, or no longer that version of it."""
+
+    reason = "BLOCK_NOT_FOUND"
+
+
 class OperationNotFound(EngineError):
     """There is no operation with that id, or its record has expired."""
 

@@ -46,6 +46,12 @@ class Limits:
     """Memories per namespace; 0: no limit."""
     memory_fragments_max: int = 0
     """Fragments per memory, including forgotten ones; 0: no limit."""
+    memory_blocks_max: int = 64
+    """Blocks per memory,"""
+    block_versions_max: int = 32
+    """kept versions of a block, the present one included,"""
+    block_bytes_max: int = 65_536
+    """and bytes of a block's text."""
     namespace_bytes_max: int = 0
     """Bytes that a namespace stores,"""
     namespace_receipts_bytes_max: int = 0

@@ -10,6 +10,7 @@ images: files that spare an activation the rows
 models: embedder, scorer, insights, judge of conflicts, lexical analyzer, reranker
 conversations: messages and plans of conversations
 conversation_records: the same store: labels, lists, time to live, forks, state documents, erasure of a user
+blocks: small named texts of memories, with versions
 operations: long-running operations
 processes: leases and memory ownership of several servers
 """

@@ -6,6 +6,7 @@ Rule 3. The end of a request stream does not mean that the client has finished: 
 Rule 4. Stream handlers are async generators; they cancel and await the tasks that they start in `finally`.
 
 access: authentication, authorization and limits of each caller
+blocks: BlockService, with the watch
 calls: the outermost interceptor: request ids, metrics and spans; deadlines of calls
 conflicts: conflict rpcs of MemoryService
 connections: bounds of connections by port and address, and of open files
@@ -34,7 +35,7 @@ rpc_table: rights, locality, capability and message size of every rpc
 scopes: queries over several memories: rights, and owners in other processes
 server: builds, starts and stops the gRPC server
 sessions: the list of a memory's sessions
-slow_consumer: ends a stream whose client does not read
+slow_consumer: streams of changes: progress marks, and the end of one whose client does not read
 standing_queries: the list of a memory's open standing queries
 streams: StreamService
 transfer: ExportMemories and ImportMemories

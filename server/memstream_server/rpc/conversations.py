@@ -3,10 +3,8 @@ the stream that watches a conversation until it is completed."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
@@ -16,7 +14,6 @@ from memstream.v1 import conversation_service_pb2 as pb
 from memstream_server.core.printable import number_text
 from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.ports.conversations import (
-    ConversationName,
     Message,
     Plan,
     PlanChange,
@@ -29,10 +26,9 @@ from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import WatcherStalled
 from memstream_server.rpc.limits import ENTRIES_PER_SLICE, Limits, encode_fitting
 from memstream_server.rpc.messages import start_after
-from memstream_server.rpc.slow_consumer import end_if_stalled
+from memstream_server.rpc.slow_consumer import end_if_stalled, follow_changes, read_progress_s
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import conversations as wire
-from memstream_server.rpc.wire import scalars
 
 if TYPE_CHECKING:
     from memstream_server.engine.conversations import Conversations
@@ -40,8 +36,6 @@ if TYPE_CHECKING:
 _Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
 R = TypeVar("R", bound=WireMessage)
-PROGRESS_DEFAULT_S = 10.0
-PROGRESS_MIN_S = 0.1
 
 
 class ConversationService(SessionService):
@@ -57,12 +51,18 @@ class ConversationService(SessionService):
         found = Violations()
         named = self._conversation_of(found, request)
         after = int(validation.check_bounds(found, "after_number", request.after_number, 0, page_tokens.NUMBER_MAX))
-        progress_s = PROGRESS_DEFAULT_S
-        if request.HasField("progress_interval"):
-            progress_s = scalars.duration_us(found, "progress_interval", request.progress_interval) / 1e6
+        progress_s = read_progress_s(found, request)
         found.check()
-        watch = _Watch(named, max(progress_s, PROGRESS_MIN_S), self._drain, self._limits.page_bytes_max)
-        sent = watch.responses(self._conversations.watch(named, after))
+
+        async def encode(messages: list[Message]) -> AsyncIterator[pb.WatchMessagesResponse]:
+            made: list[pb.ConversationMessage] = []
+            async for some in in_slices(messages, ENTRIES_PER_SLICE):
+                made += [wire.message_of(named, message) for message in some]
+            for part in _split_messages(made, self._limits.page_bytes_max) if made else [[]]:
+                yield pb.WatchMessagesResponse(messages=part)
+
+        pages = self._conversations.watch(named, after)
+        sent = _until_completed(follow_changes(pages, progress_s, self._drain, encode, pb.WatchMessagesResponse))
         async with aclosing(
             end_if_stalled(sent, context, self._limits.watch_stalled_max_s, _stalled_error)
         ) as responses:
@@ -146,46 +146,14 @@ class ConversationService(SessionService):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Watch:
-    """One open watch."""
-
-    conversation: ConversationName
-    progress_s: float
-    drain: Drain
-    bytes_max: int
-
-    async def responses(
-        self, pages: AsyncGenerator[list[Message], None]
-    ) -> AsyncGenerator[pb.WatchMessagesResponse, None]:
-        """Yields messages and progress marks until the conversation is completed, or the client or the server ends the
-        stream."""
-        drained = asyncio.Event()
-        draining = asyncio.create_task(drained.wait())
-        page = asyncio.create_task(_next_or_none(pages))
-        try:
-            with self.drain.notify_on_drain(drained.set):
-                while not draining.done():
-                    await asyncio.wait({page, draining}, timeout=self.progress_s, return_when=asyncio.FIRST_COMPLETED)
-                    if not page.done():
-                        if not draining.done():
-                            yield pb.WatchMessagesResponse()
-                        continue
-                    if (messages := page.result()) is None:
-                        yield pb.WatchMessagesResponse(completed=True)
-                        return
-                    page = asyncio.create_task(_next_or_none(pages))
-                    told: list[pb.ConversationMessage] = []
-                    async for some in in_slices(messages, ENTRIES_PER_SLICE):
-                        told += [wire.message_of(self.conversation, message) for message in some]
-                    for part in _split_messages(told, self.bytes_max) if told else [[]]:
-                        yield pb.WatchMessagesResponse(messages=part)
-            raise self.drain.shutdown_error()
-        finally:
-            page.cancel()
-            draining.cancel()
-            await asyncio.gather(page, draining, return_exceptions=True)
-            await pages.aclose()
+async def _until_completed(
+    responses: AsyncGenerator[pb.WatchMessagesResponse, None],
+) -> AsyncGenerator[pb.WatchMessagesResponse, None]:
+    """The responses, and one that says that the conversation is completed."""
+    async with aclosing(responses):
+        async for response in responses:
+            yield response
+    yield pb.WatchMessagesResponse(completed=True)
 
 
 def _stalled_error(response: pb.WatchMessagesResponse, limit_s: float) -> WatcherStalled:
@@ -195,10 +163,6 @@ def _stalled_error(response: pb.WatchMessagesResponse, limit_s: float) -> Watche
         return WatcherStalled(text, quota="watch_stalled_max_s", limit=number_text(limit_s))
     number = response.messages[-1].number
     return WatcherStalled(text, quota="watch_stalled_max_s", limit=number_text(limit_s), number=number)
-
-
-async def _next_or_none(pages: AsyncGenerator[list[Message], None]) -> list[Message] | None:
-    return await anext(pages, None)
 
 
 def _split_messages(messages: Iterable[R], bytes_max: int) -> Iterator[list[R]]:

@@ -38,6 +38,7 @@ PUSHBACK_KEY = "grpc-retry-pushback-ms"
 NOT_GIVEN_BACK = (
     "namespace_memories_max",
     "memory_fragments_max",
+    "memory_blocks_max",
     "namespace_bytes_max",
     "namespace_receipts_bytes_max",
 )

@@ -127,6 +127,15 @@ _MEMSTREAM_RPCS: dict[str, dict[str, RpcRule]] = {
         "CompletePlan": _rpc(_WRITE),
         "RemovePlans": _rpc(_FORGET),
     },
+    "BlockService": {  # every server writes the shared journal: a write needs no owner
+        "PutBlock": _rpc(_WRITE, served_anywhere=True),
+        "GetBlock": _rpc(_READ, served_anywhere=True),
+        "ListBlocks": _rpc(_READ, served_anywhere=True),
+        "ListBlockVersions": _rpc(_READ, served_anywhere=True),
+        "EditBlock": _rpc(_WRITE, served_anywhere=True),
+        "DeleteBlock": _rpc(_FORGET, served_anywhere=True),
+        "WatchBlocks": _rpc(_READ, served_anywhere=True),
+    },
     "OperationService": {
         "StartReindex": RpcRule((Need(_ADMIN, ()),)),
         "StartPurge": _rpc(_FORGET),
@@ -136,7 +145,11 @@ _MEMSTREAM_RPCS: dict[str, dict[str, RpcRule]] = {
     },
     "ServerService": {"GetServerInfo": RpcRule(), "GetServerStatus": RpcRule((Need(_ADMIN, ()),))},
 }
-_CAPABILITY_OF_SERVICE = {"ConversationService": "CONVERSATIONS", "OperationService": "OPERATIONS"}
+_CAPABILITY_OF_SERVICE = {
+    "BlockService": "BLOCKS",
+    "ConversationService": "CONVERSATIONS",
+    "OperationService": "OPERATIONS",
+}
 """Of services that are optional as a whole."""
 
 RPC_RULES: Mapping[str, RpcRule] = {

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from memstream.v1 import (
+    block_service_pb2,
     conversation_service_pb2,
     memory_service_pb2,
     operation_service_pb2,
@@ -25,6 +26,7 @@ from memstream_server.engine.runtime.turns import find_turns
 from memstream_server.rpc.access.authorization_interceptor import OpenAccessInterceptor
 from memstream_server.rpc.access.opening import Access
 from memstream_server.rpc.access.peers import Peers
+from memstream_server.rpc.blocks import BlockService
 from memstream_server.rpc.calls import Calls, Tracing
 from memstream_server.rpc.connections import AddressWatch
 from memstream_server.rpc.conversations import ConversationService
@@ -213,6 +215,7 @@ def build_server(
             StreamService(engine, limits, drain, forwarding),
         ),
         (conversation_service_pb2.DESCRIPTOR.services_by_name["ConversationService"], conversation_service),
+        (block_service_pb2.DESCRIPTOR.services_by_name["BlockService"], BlockService(engine, limits, drain)),
         (operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"], operations),
         (server_service_pb2.DESCRIPTOR.services_by_name["ServerService"], info),
     ]

@@ -117,6 +117,11 @@ class AccessSettings(BaseModel):
         1_000_000_000,
     )
 
+    memory_blocks_max: int = setting(64, "blocks of one memory", "blocks", 1, 1_024)
+    block_versions_max: int = setting(
+        32, "versions of a block that are kept, the present one included", "versions", 1, 1_024
+    )
+
     @property
     def authenticates(self) -> bool:
         """Whether the server authenticates callers."""

@@ -64,7 +64,7 @@ const (
 	// A request_id was repeated with a different request, or the client_id of a message with another message. What to do:
 	// use a new one per request and per message.
 	ErrorReason_ERROR_REASON_REQUEST_ID_CONFLICT ErrorReason = 11
-	// The etag given is not the current one, or a conversation's last message is not the one of the precondition. What to
+	// The etag given is not the current one, or what must be absent exists, or a conversation's last message is not the one of the precondition. What to
 	// do: read again, then decide. Metadata `etag`: the current one, or the number of the last message.
 	ErrorReason_ERROR_REASON_ETAG_MISMATCH ErrorReason = 12
 	// A newer stream of the same producer was opened. What to do: end this one; it is superseded.
@@ -114,6 +114,8 @@ const (
 	ErrorReason_ERROR_REASON_MEMORY_DELETED ErrorReason = 31
 	// The page token is from another call, or the arguments differ.
 	ErrorReason_ERROR_REASON_PAGE_TOKEN_INVALID ErrorReason = 32
+	// The memory has no such block, or no longer that version of it.
+	ErrorReason_ERROR_REASON_BLOCK_NOT_FOUND ErrorReason = 33
 	// A query has the query_id of a query in flight on this stream, which is still answered. What to do: give every query
 	// its own.
 	ErrorReason_ERROR_REASON_QUERY_ID_IN_USE ErrorReason = 40
@@ -159,6 +161,7 @@ var (
 		30: "ERROR_REASON_INTERNAL",
 		31: "ERROR_REASON_MEMORY_DELETED",
 		32: "ERROR_REASON_PAGE_TOKEN_INVALID",
+		33: "ERROR_REASON_BLOCK_NOT_FOUND",
 		40: "ERROR_REASON_QUERY_ID_IN_USE",
 		41: "ERROR_REASON_QUERY_TIMEOUT",
 		42: "ERROR_REASON_QUERY_CANCELLED",
@@ -197,6 +200,7 @@ var (
 		"ERROR_REASON_INTERNAL":               30,
 		"ERROR_REASON_MEMORY_DELETED":         31,
 		"ERROR_REASON_PAGE_TOKEN_INVALID":     32,
+		"ERROR_REASON_BLOCK_NOT_FOUND":        33,
 		"ERROR_REASON_QUERY_ID_IN_USE":        40,
 		"ERROR_REASON_QUERY_TIMEOUT":          41,
 		"ERROR_REASON_QUERY_CANCELLED":        42,
@@ -343,7 +347,7 @@ const file_memstream_v1_error_proto_rawDesc = "" +
 	"retryDelay\x12\x1c\n" +
 	"\ttransient\x18\x03 \x01(\bR\ttransient\x12\x1a\n" +
 	"\bmetadata\x18\x04 \x03(\tR\bmetadata\x12+\n" +
-	"\x11optional_metadata\x18\x05 \x03(\tR\x10optionalMetadata*\x8d\x12\n" +
+	"\x11optional_metadata\x18\x05 \x03(\tR\x10optionalMetadata*\xc7\x12\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12<\n" +
 	"\x1aERROR_REASON_INVALID_FIELD\x10\x01\x1a\x1c\xe2\xe0\x18\x18\n" +
@@ -412,7 +416,9 @@ const file_memstream_v1_error_proto_rawDesc = "" +
 	"\x1bERROR_REASON_MEMORY_DELETED\x10\x1f\x1a\x0f\xe2\xe0\x18\v\n" +
 	"\tNOT_FOUND\x12;\n" +
 	"\x1fERROR_REASON_PAGE_TOKEN_INVALID\x10 \x1a\x16\xe2\xe0\x18\x12\n" +
-	"\x10INVALID_ARGUMENT\x12B\n" +
+	"\x10INVALID_ARGUMENT\x128\n" +
+	"\x1cERROR_REASON_BLOCK_NOT_FOUND\x10!\x1a\x16\xe2\xe0\x18\x12\n" +
+	"\tNOT_FOUND\"\x05block\x12B\n" +
 	"\x1cERROR_REASON_QUERY_ID_IN_USE\x10(\x1a \xe2\xe0\x18\x1c\n" +
 	"\x10INVALID_ARGUMENT\"\bquery_id\x129\n" +
 	"\x1aERROR_REASON_QUERY_TIMEOUT\x10)\x1a\x19\xe2\xe0\x18\x15\n" +

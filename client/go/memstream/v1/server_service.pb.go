@@ -104,6 +104,8 @@ const (
 	Capability_CAPABILITY_REFLECTION Capability = 7
 	// Standing queries (`RecallQuery.subscribe`).
 	Capability_CAPABILITY_SUBSCRIBE Capability = 8
+	// BlockService.
+	Capability_CAPABILITY_BLOCKS Capability = 9
 )
 
 // Enum value maps for Capability.
@@ -118,6 +120,7 @@ var (
 		6: "CAPABILITY_OPERATIONS",
 		7: "CAPABILITY_REFLECTION",
 		8: "CAPABILITY_SUBSCRIBE",
+		9: "CAPABILITY_BLOCKS",
 	}
 	Capability_value = map[string]int32{
 		"CAPABILITY_UNSPECIFIED":   0,
@@ -129,6 +132,7 @@ var (
 		"CAPABILITY_OPERATIONS":    6,
 		"CAPABILITY_REFLECTION":    7,
 		"CAPABILITY_SUBSCRIBE":     8,
+		"CAPABILITY_BLOCKS":        9,
 	}
 )
 
@@ -1336,7 +1340,7 @@ const file_memstream_v1_server_service_proto_rawDesc = "" +
 	"\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13MODEL_STATE_UNKNOWN\x10\x01\x12\x17\n" +
 	"\x13MODEL_STATE_SERVING\x10\x02\x12\x17\n" +
-	"\x13MODEL_STATE_FAILING\x10\x03*\xf3\x01\n" +
+	"\x13MODEL_STATE_FAILING\x10\x03*\x8a\x02\n" +
 	"\n" +
 	"Capability\x12\x1a\n" +
 	"\x16CAPABILITY_UNSPECIFIED\x10\x00\x12\x14\n" +
@@ -1347,7 +1351,8 @@ const file_memstream_v1_server_service_proto_rawDesc = "" +
 	"\x11CAPABILITY_EXPORT\x10\x05\x12\x19\n" +
 	"\x15CAPABILITY_OPERATIONS\x10\x06\x12\x19\n" +
 	"\x15CAPABILITY_REFLECTION\x10\a\x12\x18\n" +
-	"\x14CAPABILITY_SUBSCRIBE\x10\b2\xc9\x01\n" +
+	"\x14CAPABILITY_SUBSCRIBE\x10\b\x12\x15\n" +
+	"\x11CAPABILITY_BLOCKS\x10\t2\xc9\x01\n" +
 	"\rServerService\x12X\n" +
 	"\rGetServerInfo\x12\".memstream.v1.GetServerInfoRequest\x1a#.memstream.v1.GetServerInfoResponse\x12^\n" +
 	"\x0fGetServerStatus\x12$.memstream.v1.GetServerStatusRequest\x1a%.memstream.v1.GetServerStatusResponseBS\n" +

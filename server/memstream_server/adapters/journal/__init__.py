@@ -5,6 +5,7 @@ Invariant: one writer thread makes every write; a write returns only after COMMI
 store: `SqlJournal`, the port's methods over the writer and the readers, and `open_journal`
 writer: the writer thread, which commits all waiting writes in one transaction
 conversations: the conversation store
+blocks: the block store
 operations: the operation store
 processes: leases and memory ownership of several servers on one PostgreSQL database
 sql: tables, encoding and statements (a package)

@@ -12,6 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
+from memstream_server.adapters.journal.blocks import SqlBlocks
 from memstream_server.adapters.journal.conversations import SqlConversations
 from memstream_server.adapters.journal.database import directory, postgres
 from memstream_server.adapters.journal.database.database import Database, read_snapshot
@@ -97,6 +98,7 @@ class SqlJournal:
         self._model: str | None = None
         """Model of the space in force, as last read or set by this process."""
         self.conversations = SqlConversations(self._writer.submit, self._run_read)
+        self.blocks = SqlBlocks(self._writer.submit, self._run_read)
         self.processes: SqlProcesses | None = None  # set if several servers may share the database
         if isinstance(database, PostgresDatabase):
             self.processes = SqlProcesses(database, self._writer.submit, self._run_read)

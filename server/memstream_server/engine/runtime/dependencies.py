@@ -17,6 +17,7 @@ from memstream_server.engine.recall.reranking import Reranking
 from memstream_server.engine.runtime.clock import Clock, Ids
 from memstream_server.engine.runtime.embedding_spaces import Embeddings
 from memstream_server.engine.settings import LeaseTimes, Limits, TransferSettings
+from memstream_server.ports.blocks import BlockStore
 from memstream_server.ports.conversation_records import SessionStore
 from memstream_server.ports.images import NO_IMAGES, Images
 from memstream_server.ports.index import VectorIndex
@@ -87,6 +88,7 @@ class Storage:
     index: VectorIndex
     operations: Operations
     conversations: SessionStore
+    blocks: BlockStore
     processes: Processes | None = None
     """None if no other server can write to the journal."""
     images: Images = NO_IMAGES

@@ -22,6 +22,7 @@ from memstream_server.adapters.journal.sql.row_columns import Packed
 from memstream_server.core.events import Event
 from memstream_server.core.policy import HistoryPolicy, Policy, Profile, Truth
 from memstream_server.core.values import Enhancement, Fragment
+from memstream_server.ports.blocks import Block
 from memstream_server.ports.conversations import Message, Plan
 from memstream_server.ports.journal.errors import Unreadable
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
@@ -69,6 +70,7 @@ _labels = msgspec.json.Decoder(Labels)
 _recall_receipt = msgspec.msgpack.Decoder(RecallReceipt)
 _message = msgspec.msgpack.Decoder(Message)
 _plan = msgspec.msgpack.Decoder(Plan)
+_block = msgspec.msgpack.Decoder(Block)
 
 
 class _StoredSpace(msgspec.Struct):
@@ -310,3 +312,11 @@ def encode_plan(plan: Plan) -> bytes:
 
 def decode_plan(blob: bytes) -> Plan:
     return _decode_blob(_plan, blob)
+
+
+def encode_block(block: Block) -> bytes:
+    return _encode_blob(block)
+
+
+def decode_block(blob: bytes) -> Block:
+    return _decode_blob(_block, blob)

@@ -57,6 +57,7 @@ memories = Table(
     Column("policy", TEXT, nullable=False),
     Column("fragments", BigInteger, nullable=False, server_default="0"),  # those that are not forgotten
     Column("change_time_us", BigInteger, nullable=False, server_default="0"),  # time of the last commit
+    Column("block_version", BigInteger, nullable=False, server_default="0"),  # the last one given to a block
     UniqueConstraint("namespace", "name", name="memories_name"),
     sqlite_autoincrement=True,
 )
@@ -244,6 +245,16 @@ recall_receipts = Table(  # the key has the revision of the commit that wrote th
     Column("payload", LargeBinary, nullable=False),
 )
 
+blocks = Table(  # all kept versions; the key has the version, which no two writes to the memory's blocks share
+    "blocks",
+    metadata,
+    Column("key", BIG_KEY, primary_key=True, autoincrement=False),
+    Column("memory", BigInteger, nullable=False),
+    Column("name", TEXT, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+)
+Index("blocks_name", blocks.c.memory, blocks.c.name, blocks.c.key)
+
 outbox = Table(  # identifies the memory by uid, because its rows outlive the memory
     "outbox",
     metadata,
@@ -292,7 +303,7 @@ jobs = Table(
 Index("jobs_memory", jobs.c.memory)
 Index("jobs_oldest", jobs.c.create_time_us, jobs.c.id)
 
-KEYED_TABLES = (vectors, versions, observations, events, recall_receipts, fragments)
+KEYED_TABLES = (vectors, versions, observations, events, recall_receipts, blocks, fragments)
 """Tables with rows of a memory, by `key`."""
 NUMBERED_TABLES = (producers, receipts, anchors, jobs, conflicts, memory_labels)
 """Tables with rows of a memory, by its number in `memory`. Deletion and `memstream verify` read both tuples."""

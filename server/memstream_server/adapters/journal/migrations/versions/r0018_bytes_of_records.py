@@ -1,6 +1,6 @@
 """Bytes of each namespace: also those of memories, producers, operations, conflicts and conversations.
 
-The triggers are removed: migration 0020 makes them again. All rows are counted again: slice by slice after the
+The triggers are removed: migration 0021 makes them again. All rows are counted again: slice by slice after the
 migrations, in transactions of their own, because a read of all rows takes long (byte_counts.py).
 """
 

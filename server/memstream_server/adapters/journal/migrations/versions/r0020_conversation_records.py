@@ -1,9 +1,12 @@
-"""Labels and times of conversations, and state documents. The triggers that count bytes are made again."""
+"""Labels and times of conversations, and state documents.
+
+The triggers that count bytes are removed: migration 0021 makes them again.
+"""
 
 import sqlalchemy as sa
 from alembic import op
 
-from memstream_server.adapters.journal.sql.byte_counts import list_removals, list_triggers
+from memstream_server.adapters.journal.sql.byte_counts import list_removals
 
 revision = "0020"
 down_revision = "0019"
@@ -46,5 +49,3 @@ def upgrade() -> None:
         sa.Column("update_time_us", sa.BigInteger(), nullable=False),
         sa.Column("document", sa.LargeBinary(), nullable=False),
     )
-    for statement in list_triggers(connection.dialect.name):
-        connection.exec_driver_sql(statement)

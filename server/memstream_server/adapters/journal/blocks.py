@@ -1,0 +1,222 @@
+"""`ports.blocks.BlockStore` on the journal's database: same file, writer and snapshots.
+
+A write locks the memory's row, which has the last version: servers that share a database need no owner for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from sqlalchemy import BindParameter, Connection, Row, bindparam, delete, func, insert, select, update
+
+from memstream_server.adapters.journal.database.database import Read, Write
+from memstream_server.adapters.journal.sql import codec
+from memstream_server.adapters.journal.sql.answers import put_answer
+from memstream_server.adapters.journal.sql.schema import blocks, key_position, key_range, memories, row_key
+from memstream_server.ports.blocks import (
+    Block,
+    BlockDiffers,
+    BlockName,
+    BlocksFull,
+    Decide,
+    MemoryName,
+    NoBlock,
+    NoMemory,
+    Writing,
+)
+from memstream_server.ports.conversations import AnswerOf
+
+_number: BindParameter[int] = bindparam("m")
+_name: BindParameter[str] = bindparam("b")
+_low: BindParameter[int] = bindparam("low")
+_high: BindParameter[int] = bindparam("high")
+_MEMORY = select(memories.c.number, memories.c.uid, memories.c.block_version).where(
+    memories.c.namespace == bindparam("ns"), memories.c.name == bindparam("n")
+)
+_LOCKED = _MEMORY.with_for_update(key_share=True)
+_RAISE = update(memories).where(memories.c.number == _number).values(block_version=bindparam("v"))
+_NAMED = (blocks.c.memory == _number) & (blocks.c.name == _name)
+# The range of keys bounds the read even where the database walks the keys instead of the index of names.
+_LATEST = (
+    select(blocks).where(_NAMED, blocks.c.key.between(_low, _high)).order_by(blocks.c.key.desc()).limit(bindparam("k"))
+)
+_PRESENT = (
+    select(blocks.c.name, func.max(blocks.c.key).label("key"))
+    .where(blocks.c.memory == _number, blocks.c.name > bindparam("after"))
+    .group_by(blocks.c.name)
+    .order_by(blocks.c.name)
+    .limit(bindparam("k"))
+)
+_OF_KEYS = select(blocks).where(blocks.c.key.in_(bindparam("keys", expanding=True))).order_by(blocks.c.name)
+_COUNT = select(func.count(blocks.c.name.distinct())).where(blocks.c.memory == _number)
+_OVER = select(blocks.c.key).where(_NAMED, blocks.c.key.between(_low, _high)).order_by(blocks.c.key.desc())
+_PRUNE = delete(blocks).where(_NAMED, blocks.c.key <= bindparam("last"))
+_DELETE = delete(blocks).where(_NAMED)
+NO_LIMIT = 1 << 30
+
+
+class SqlBlocks:
+    """`ports.blocks.BlockStore` over a journal's writer and readers."""
+
+    def __init__(self, write: Write, read: Read) -> None:
+        self._write = write
+        self._read = read
+
+    async def read_blocks(self, names: Sequence[BlockName]) -> dict[BlockName, Block]:
+        return await self._read(lambda c: _read_blocks(c, names))
+
+    async def get_block(self, name: BlockName, version: int = 0) -> Block:
+        return await self._read(lambda c: _get_block(c, name, version))
+
+    async def list_blocks(self, memory: MemoryName, after: str, limit: int) -> list[Block]:
+        return await self._read(lambda c: _list_blocks(c, memory, after, limit))
+
+    async def list_versions(self, name: BlockName, before: int | None, limit: int) -> list[Block]:
+        return await self._read(lambda c: _list_versions(c, name, before, limit))
+
+    async def read_versions(self, memory: MemoryName) -> tuple[str, dict[str, int]]:
+        return await self._read(lambda c: _read_versions(c, memory))
+
+    async def write_block(
+        self, name: BlockName, decide: Decide, writing: Writing, answer: AnswerOf[Block] = None
+    ) -> Block:
+        def work(connection: Connection) -> Block:
+            block = _write_block(connection, name, decide, writing)
+            put_answer(connection, None if answer is None else answer(block))
+            return block
+
+        return await self._write(work, 4, True)
+
+    async def delete_block(self, name: BlockName, version: int | None, answer: AnswerOf[bool] = None) -> bool:
+        def work(connection: Connection) -> bool:
+            deleted = _delete_block(connection, name, version)
+            put_answer(connection, None if answer is None else answer(deleted))
+            return deleted
+
+        return await self._write(work, 4, False)
+
+
+# ---- reads
+
+
+def _find_memory(connection: Connection, memory: MemoryName, *, lock: bool = False) -> Any:
+    found = connection.execute(_LOCKED if lock else _MEMORY, {"ns": memory.namespace, "n": memory.memory})
+    row = found.one_or_none()
+    if row is None:
+        raise NoMemory(memory)
+    return row
+
+
+def _latest(connection: Connection, number: int, name: str, before: int | None = None, limit: int = 1) -> list[Block]:
+    low, high = key_range(number)
+    high = high if before is None else row_key(number, before) - 1
+    rows = connection.execute(_LATEST, {"m": number, "b": name, "low": low, "high": high, "k": limit})
+    return [_decode_row(row) for row in rows]
+
+
+def _read_blocks(connection: Connection, names: Sequence[BlockName]) -> dict[BlockName, Block]:
+    found: dict[BlockName, Block] = {}
+    numbers: dict[MemoryName, int | None] = {}
+    for name in names:
+        if name.of not in numbers:
+            row = connection.execute(_MEMORY, {"ns": name.of.namespace, "n": name.of.memory}).one_or_none()
+            numbers[name.of] = None if row is None else row.number
+        number = numbers[name.of]
+        if number is not None and (latest := _latest(connection, number, name.name)):
+            found[name] = latest[0]
+    return found
+
+
+def _get_block(connection: Connection, name: BlockName, version: int) -> Block:
+    number = _find_memory(connection, name.of).number
+    latest = _latest(connection, number, name.name, version + 1 if version else None)
+    if not latest:
+        _raise_missing(connection, number, name, version)
+    if version and latest[0].version != version:
+        _raise_missing(connection, number, name, version)
+    return latest[0]
+
+
+def _raise_missing(connection: Connection, number: int, name: BlockName, version: int) -> NoReturn:
+    if version and _latest(connection, number, name.name):
+        raise NoBlock(f"version {version} of the block {name} is not kept", name)
+    raise NoBlock(f"there is no block {name}", name)
+
+
+def _list_blocks(connection: Connection, memory: MemoryName, after: str, limit: int) -> list[Block]:
+    number = _find_memory(connection, memory).number
+    keys = [row.key for row in connection.execute(_PRESENT, {"m": number, "after": after, "k": limit})]
+    return [_decode_row(row) for row in connection.execute(_OF_KEYS, {"keys": keys})]
+
+
+def _list_versions(connection: Connection, name: BlockName, before: int | None, limit: int) -> list[Block]:
+    number = _find_memory(connection, name.of).number
+    found = _latest(connection, number, name.name, before, limit)
+    if not found and before is None:
+        _raise_missing(connection, number, name, 0)
+    return found
+
+
+def _read_versions(connection: Connection, memory: MemoryName) -> tuple[str, dict[str, int]]:
+    row = _find_memory(connection, memory)
+    present = connection.execute(_PRESENT, {"m": row.number, "after": "", "k": NO_LIMIT})
+    return row.uid, {name: key_position(key) for name, key in present}
+
+
+# ---- writes
+
+
+def _write_block(connection: Connection, name: BlockName, decide: Decide, writing: Writing) -> Block:
+    memory = _find_memory(connection, name.of, lock=True)
+    old = next(iter(_latest(connection, memory.number, name.name)), None)
+    content = decide(old)
+    if old is not None and codec.encode_block(old) == codec.encode_block(replace(old, content=content)):
+        return old  # compared as stored: True and 1 are equal values
+    if old is None and connection.execute(_COUNT, {"m": memory.number}).scalar_one() >= writing.blocks_max:
+        raise BlocksFull(f"the memory {name.of} has {writing.blocks_max} blocks, the most that are allowed")
+    version = memory.block_version + 1
+    created = writing.now_us if old is None else old.create_time_us
+    block = Block(name.name, version, content, created, max(writing.now_us, created), writing.principal)
+    connection.execute(_RAISE, {"m": memory.number, "v": version})
+    put_rows(connection, memory.number, [block])
+    _prune_versions(connection, memory.number, name.name, writing.versions_max)
+    return block
+
+
+def put_rows(connection: Connection, number: int, made: Sequence[Block]) -> None:
+    """Add versions to a memory by its number."""
+    rows = [
+        {
+            "key": row_key(number, one.version),
+            "memory": number,
+            "name": one.name,
+            "payload": codec.encode_block(one),
+        }
+        for one in made
+    ]
+    if rows:
+        connection.execute(insert(blocks), rows)
+
+
+def _prune_versions(connection: Connection, number: int, name: str, kept: int) -> None:
+    low, high = key_range(number)
+    named = {"m": number, "b": name}
+    over = _OVER.offset(kept).limit(1)
+    last = connection.execute(over, named | {"low": low, "high": high}).scalar_one_or_none()
+    if last is not None:
+        connection.execute(_PRUNE, named | {"last": last})
+
+
+def _delete_block(connection: Connection, name: BlockName, version: int | None) -> bool:
+    number = _find_memory(connection, name.of, lock=True).number
+    if version is not None:
+        present = next((one.version for one in _latest(connection, number, name.name)), 0)
+        if present != version:
+            raise BlockDiffers(f"the block {name} was written since", present)
+    return connection.execute(_DELETE, {"m": number, "b": name.name}).rowcount > 0
+
+
+def _decode_row(row: Row[Any]) -> Block:
+    return codec.decode_block(row.payload)

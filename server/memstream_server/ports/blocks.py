@@ -1,0 +1,145 @@
+"""Where blocks are stored: small named texts of a memory, with their versions.
+
+Contract:
+
+- A version is one write to a block. Versions ascend over all blocks of a memory and are never reused, also after a
+  block was deleted: a version is an etag.
+- A write is one transaction with the memory's present block: of two writers one decides first, the other one sees its
+  block. `decide` runs inside the transaction, and may run twice.
+- A write that changes nothing makes no version.
+- Blocks end with their memory. A write needs no owner of the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from memstream_server.core.values import Metadata
+from memstream_server.ports.conversations import AnswerOf
+from memstream_server.ports.journal.errors import JournalError
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MemoryName:
+    """A memory by namespace and name."""
+
+    namespace: str
+    memory: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.memory}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BlockName:
+    """A block by its memory and name: agent/joy#persona."""
+
+    of: MemoryName
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.of}#{self.name}"
+
+
+class NoMemory(JournalError):
+    """There is no memory of that name."""
+
+    def __init__(self, memory: MemoryName) -> None:
+        super().__init__(f"there is no memory {memory}")
+        self.memory = memory
+
+
+class NoBlock(JournalError):
+    """The memory has no such block, or no longer that version of it. The text says which."""
+
+    def __init__(self, text: str, block: BlockName) -> None:
+        super().__init__(text)
+        self.block = block
+
+
+class BlockDiffers(JournalError):
+    """The block is not the one of the precondition. `version`: the present one; 0: there is none."""
+
+    def __init__(self, text: str, version: int) -> None:
+        super().__init__(text)
+        self.version = version
+
+
+class BlocksFull(JournalError):
+    """The memory has as many blocks as are allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockContent:
+    """What a write sets."""
+
+    text: str
+    max_tokens: int = 0
+    """The text has at most so many tokens; 0: no bound."""
+    metadata: Metadata = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A version of a block."""
+
+    name: str
+    version: int
+    content: BlockContent
+    create_time_us: int
+    """Of the block."""
+    update_time_us: int
+    """Of this version."""
+    principal: str = ""
+    """Who wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """Who writes, when, and what a memory may keep."""
+
+    now_us: int
+    principal: str
+    blocks_max: int
+    versions_max: int
+    """Of one block, the present one included."""
+
+
+Decide = Callable[[Block | None], BlockContent]
+"""The new content, from the present block. What it raises ends the write."""
+
+
+class BlockStore(Protocol):
+    """See the module's contract. Methods raise NoMemory, but `read_blocks`."""
+
+    async def read_blocks(self, names: Sequence[BlockName]) -> dict[BlockName, Block]:
+        """Those of the blocks that exist, in one snapshot."""
+        ...
+
+    async def get_block(self, name: BlockName, version: int = 0) -> Block:
+        """The present version, or an earlier one that is kept. Raises NoBlock."""
+        ...
+
+    async def list_blocks(self, memory: MemoryName, after: str, limit: int) -> list[Block]:
+        """The present versions of blocks with names above `after`, by name."""
+        ...
+
+    async def list_versions(self, name: BlockName, before: int | None, limit: int) -> list[Block]:
+        """The kept versions below `before`, the latest first."""
+        ...
+
+    async def read_versions(self, memory: MemoryName) -> tuple[str, dict[str, int]]:
+        """(uid of the memory, present version of each block by name)."""
+        ...
+
+    async def write_block(
+        self, name: BlockName, decide: Decide, writing: Writing, answer: AnswerOf[Block] = None
+    ) -> Block:
+        """The present version afterwards. Raises BlocksFull, and what `decide` raises."""
+        ...
+
+    async def delete_block(self, name: BlockName, version: int | None, answer: AnswerOf[bool] = None) -> bool:
+        """Delete all versions; whether there was one. `version`: what the present one must be. Raises BlockDiffers."""
+        ...

@@ -1,0 +1,1 @@
+"""Tests of blocks: edits, the store, the server, the SDK."""

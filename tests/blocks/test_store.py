@@ -1,0 +1,175 @@
+"""Blocks in the journal: one write at a time, versions, bounds, what ends with a memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from memstream_server.adapters.journal import SqlJournal
+from memstream_server.ports.blocks import (
+    Block,
+    BlockContent,
+    BlockDiffers,
+    BlockName,
+    BlocksFull,
+    Decide,
+    MemoryName,
+    NoBlock,
+    NoMemory,
+    Writing,
+)
+from memstream_server.ports.journal.errors import AnswerExists
+from memstream_server.ports.journal.records import Answer
+from tests.journal.samples import record
+from tests.support import journals
+
+JOY = MemoryName("comedy", "joy")
+PERSONA = BlockName(JOY, "persona")
+GONE = MemoryName("comedy", "gone")
+
+
+@pytest.fixture
+async def journal(tmp_path: Path) -> AsyncIterator[SqlJournal]:
+    opened = await journals.open_test_journal(tmp_path / "data", lambda: 1_000, reserve_bytes=0)
+    await opened.create_memory(record("u1", "joy"), ())
+    yield opened
+    await opened.close()
+
+
+def always(text: str) -> Decide:
+    return lambda _old: BlockContent(text)
+
+
+def writing(now_us: int = 1_000, blocks_max: int = 9, versions_max: int = 9) -> Writing:
+    return Writing(now_us, "key:ann", blocks_max, versions_max)
+
+
+async def put(journal: SqlJournal, name: str, text: str, **bounds: int) -> Block:
+    return await journal.blocks.write_block(BlockName(JOY, name), always(text), writing(**bounds))
+
+
+async def texts(journal: SqlJournal) -> dict[str, str]:
+    return {one.name: one.content.text for one in await journal.blocks.list_blocks(JOY, "", 9)}
+
+
+async def test_content_and_writer_are_kept_with_each_version(journal: SqlJournal) -> None:
+    content = BlockContent("a\0b 茶", 9, (("a", True), ("b", 1.5)))
+    first = await journal.blocks.write_block(PERSONA, lambda _old: content, writing(7))
+    assert first == Block("persona", 1, content, 7, 7, "key:ann")
+    second = await put(journal, "persona", "later", now_us=8)
+    assert (second.version, second.create_time_us, second.update_time_us) == (2, 7, 8)
+    assert await journal.blocks.list_versions(PERSONA, None, 9) == [second, first]
+    assert await journal.blocks.list_versions(PERSONA, 2, 9) == [first]
+    assert await journal.blocks.get_block(PERSONA) == second
+    assert await journal.blocks.get_block(PERSONA, 1) == first
+
+
+async def test_write_that_changes_nothing_makes_no_version(journal: SqlJournal) -> None:
+    whole, truth = BlockContent("x", 0, (("a", 1),)), BlockContent("x", 0, (("a", True),))
+    first = await journal.blocks.write_block(PERSONA, lambda _old: whole, writing(1))
+    assert await journal.blocks.write_block(PERSONA, lambda _old: whole, writing(2)) == first
+    assert (await journal.blocks.write_block(PERSONA, lambda _old: truth, writing(3))).version == 2
+
+
+async def test_older_versions_are_deleted(journal: SqlJournal) -> None:
+    for number in range(5):
+        await put(journal, "persona", f"{number}", versions_max=2)
+        await put(journal, "task", f"{number}", versions_max=9)
+    kept = await journal.blocks.list_versions(PERSONA, None, 9)
+    assert [one.content.text for one in kept] == ["4", "3"]
+    assert len(await journal.blocks.list_versions(BlockName(JOY, "task"), None, 9)) == 5
+    with pytest.raises(NoBlock, match=r"version 1 .* is not kept"):
+        await journal.blocks.get_block(PERSONA, 1)
+
+
+async def test_memory_takes_no_more_blocks_than_allowed(journal: SqlJournal) -> None:
+    await put(journal, "a", "1", blocks_max=2)
+    await put(journal, "b", "1", blocks_max=2)
+    with pytest.raises(BlocksFull):
+        await put(journal, "c", "1", blocks_max=2)
+    await put(journal, "b", "2", blocks_max=2)
+    assert await texts(journal) == {"a": "1", "b": "2"}
+
+
+async def test_concurrent_writes_see_each_other(journal: SqlJournal) -> None:
+    def add_one(old: Block | None) -> BlockContent:
+        return BlockContent(str(int(old.content.text) + 1 if old else 1))
+
+    await asyncio.gather(*(journal.blocks.write_block(PERSONA, add_one, writing()) for _ in range(20)))
+    assert await texts(journal) == {"persona": "20"}
+
+
+async def test_error_of_a_decision_ends_only_its_write(journal: SqlJournal) -> None:
+    def refuse(_old: Block | None) -> BlockContent:
+        raise BlockDiffers("no", 3)
+
+    refused, _ = await asyncio.gather(
+        journal.blocks.write_block(PERSONA, refuse, writing()), put(journal, "task", "x"), return_exceptions=True
+    )
+    assert isinstance(refused, BlockDiffers)
+    assert await texts(journal) == {"task": "x"}
+
+
+async def test_deleted_block_is_gone_and_its_version_unused(journal: SqlJournal) -> None:
+    first = await put(journal, "persona", "a")
+    with pytest.raises(BlockDiffers) as caught:
+        await journal.blocks.delete_block(PERSONA, first.version + 1)
+    assert caught.value.version == first.version
+    assert await journal.blocks.delete_block(PERSONA, first.version)
+    assert not await journal.blocks.delete_block(PERSONA, None)
+    for reading in (journal.blocks.get_block(PERSONA), journal.blocks.list_versions(PERSONA, None, 9)):
+        with pytest.raises(NoBlock, match="there is no block comedy/joy#persona"):
+            await reading
+    assert (await put(journal, "persona", "a")).version > first.version
+
+
+async def test_answer_is_stored_with_the_write(journal: SqlJournal) -> None:
+    def answer(block: Block) -> Answer:
+        return Answer("comedy\nPutBlock\nr", b"d", str(block.version).encode(), 1_000)
+
+    await journal.blocks.write_block(PERSONA, always("a"), writing(), answer)
+    with pytest.raises(AnswerExists):
+        await journal.blocks.write_block(PERSONA, always("b"), writing(), answer)
+    assert await texts(journal) == {"persona": "a"}
+    stored = await journal.get_answer("comedy\nPutBlock\nr")
+    assert stored is not None
+    assert stored.response == b"1"
+
+
+async def test_blocks_are_read_together(journal: SqlJournal) -> None:
+    persona, task = await put(journal, "persona", "a"), await put(journal, "task", "b")
+    names = [BlockName(JOY, "task"), PERSONA, BlockName(JOY, "none"), BlockName(GONE, "persona")]
+    assert await journal.blocks.read_blocks(names) == {names[0]: task, PERSONA: persona}
+    assert await journal.blocks.read_versions(JOY) == ("u1", {"persona": 1, "task": 2})
+
+
+async def test_blocks_end_with_their_memory(journal: SqlJournal) -> None:
+    await put(journal, "persona", "a")
+    await journal.delete_memory("u1")
+    await journal.create_memory(record("u2", "joy"), ())
+    assert await texts(journal) == {}
+    for work in (
+        journal.blocks.list_blocks(GONE, "", 9),
+        journal.blocks.get_block(BlockName(GONE, "persona")),
+        journal.blocks.list_versions(BlockName(GONE, "persona"), None, 9),
+        journal.blocks.read_versions(GONE),
+        journal.blocks.write_block(BlockName(GONE, "persona"), always("a"), writing()),
+        journal.blocks.delete_block(BlockName(GONE, "persona"), None),
+    ):
+        with pytest.raises(NoMemory):
+            await work
+
+
+async def test_bytes_of_all_versions_count(journal: SqlJournal) -> None:
+    empty = (await journal.read_bytes(["comedy"]))["comedy"].memories
+    await put(journal, "persona", "x" * 10_000, versions_max=2)
+    await put(journal, "persona", "y" * 10_000, versions_max=2)
+    two = (await journal.read_bytes(["comedy"]))["comedy"].memories
+    assert 20_000 < two - empty < 21_000
+    await put(journal, "persona", "z" * 10_000, versions_max=2)
+    assert (await journal.read_bytes(["comedy"]))["comedy"].memories == two
+    await journal.blocks.delete_block(PERSONA, None)
+    assert (await journal.read_bytes(["comedy"]))["comedy"].memories == empty
