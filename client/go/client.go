@@ -130,6 +130,7 @@ func Connect(target string, given ...Option) (*Client, error) {
 	client.closed, client.close = context.WithCancel(context.Background())
 	dial := append([]grpc.DialOption{
 		grpc.WithTransportCredentials(credential),
+		grpc.WithUserAgent("memstream-go"), // as the server's operator sees it
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: chosen.keepalive, Timeout: pingTimeout}),
 		// Retry soon after a restart; gRPC's own schedule waits up to two minutes.
 		grpc.WithConnectParams(grpc.ConnectParams{

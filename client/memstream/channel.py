@@ -144,6 +144,8 @@ class MemoryPath:
 
 _GRPC_NAME = re.compile(r"(?:dns|unix|unix-abstract|ipv4|ipv6|vsock|xds|google-c2p|passthrough):(?!\d+$)")
 """Names of gRPC's resolvers."""
+CLIENT_NAME = "memstream-python"
+"""What a client is called without a name of its own."""
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/?#@\[\]\\]+)(?::(?P<port>[0-9]{1,5}))?")
 
 
@@ -159,6 +161,12 @@ def check_target(target: str) -> None:
     found = _ADDRESS.fullmatch(target)
     if not found or (found["port"] is not None and not 0 < int(found["port"]) < 65_536):
         raise invalid_field("target", f"{quote_text(target)} is no address: write host:port, as in 127.0.0.1:7700")
+
+
+def check_client_name(name: str) -> None:
+    """Raises InvalidArgument unless a header can carry the name."""
+    if not re.fullmatch(r"[\x21-\x7e]{1,64}", name):
+        raise invalid_field("client_name", f"{quote_text(name)} must have 1 to 64 visible ASCII characters")
 
 
 def memory_path(path: str, field: str = "memory") -> MemoryPath:
@@ -188,6 +196,7 @@ class ChannelSettings:
     retry: Retry
     keepalive_s: float
     receive_bytes_max: int
+    client_name: str
     options: Sequence[tuple[str, str | int]]
     tracing: Tracing | None
     server: OwnServer | None = None
@@ -427,6 +436,7 @@ def _made_channel(settings: ChannelSettings) -> grpc.aio.Channel:
         ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS[0]),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_MS[1]),
         ("grpc.max_receive_message_length", settings.receive_bytes_max),
+        ("grpc.primary_user_agent", settings.client_name),
         ("grpc.use_local_subchannel_pool", 1),  # else all channels to a server share one connection
         ("grpc.enable_retries", 0),  # gRPC's own retries would reuse the token of the first attempt
     ]

@@ -13,11 +13,13 @@ from memstream.argument_types import Count, KeepaliveSeconds, Seconds, Several
 from memstream.arguments import check_arguments, check_methods
 from memstream.backoff import Backoff, Retry
 from memstream.channel import (
+    CLIENT_NAME,
     ChannelSettings,
     Link,
     Tls,
     Token,
     Tracing,
+    check_client_name,
     check_target,
     iterate_pages,
     memory_path,
@@ -60,6 +62,7 @@ def connect(
     retry: Retry | None = None,
     keepalive_s: KeepaliveSeconds = 60.0,
     receive_bytes_max: Count = 64 << 20,
+    client_name: str = CLIENT_NAME,
     options: Sequence[tuple[str, str | int]] = (),
     tracing: Tracing | None = None,
     any_loop: bool = False,
@@ -73,6 +76,7 @@ def connect(
     `retry`: how long streams try to reconnect and calls are retried.
     `keepalive_s`: idle time before a keepalive ping; a server must be configured to allow less than five minutes.
     `receive_bytes_max`: largest message accepted from the server.
+    `client_name`: your program, as operators see it (`memstream server`): 1 to 64 visible ASCII characters.
     `options`: further gRPC channel arguments; they override the SDK's.
     `tracing`: adds calls to your traces (`memstream.otel.Tracing()`).
     `any_loop`: every event loop of the process may use the client and what comes from it, also several at once, in any
@@ -85,6 +89,7 @@ def connect(
     must share one event loop at a time, and a process that has a client must not fork.
     """
     check_target(target)
+    check_client_name(client_name)
     client = Client(
         ChannelSettings(
             target=target,
@@ -94,6 +99,7 @@ def connect(
             retry=retry or Retry(),
             keepalive_s=keepalive_s,
             receive_bytes_max=receive_bytes_max,
+            client_name=client_name,
             options=options,
             tracing=tracing,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from memstream.argument_types import LocalSetting, Seconds
 from memstream.backoff import Retry
-from memstream.channel import ChannelSettings, Tracing
+from memstream.channel import CLIENT_NAME, ChannelSettings, Tracing
 from memstream.client import Client
 from memstream.errors import InvalidArgument, LocalServerFailed
 from memstream.kinds import kind_of
@@ -66,6 +66,7 @@ def client_of(server: LocalServer, timeout_s: float, retry: Retry | None, tracin
             retry=retry or Retry(),
             keepalive_s=60.0,
             receive_bytes_max=64 << 20,
+            client_name=CLIENT_NAME,
             options=(),
             tracing=tracing,
             server=server,

@@ -17,6 +17,7 @@ from memstream.resources import (
     Operation,
     Put,
     RpcFigures,
+    ServerClient,
     ServerInfo,
     ServerSetting,
     ServerStatus,
@@ -124,7 +125,7 @@ def server_info_from_wire(wire: server_service_pb2.GetServerInfoResponse) -> Ser
 
 def server_status_from_wire(wire: server_service_pb2.GetServerStatusResponse) -> ServerStatus:
     """Converts the status of a server."""
-    converted = ("start_time", "read_time", "streams", "rpcs", "settings")
+    converted = ("start_time", "read_time", "streams", "rpcs", "settings", "clients")
     return ServerStatus(
         **{each.name: getattr(wire, each.name) for each in fields(ServerStatus) if each.name not in converted},
         start_time=timestamp_from_wire(wire.start_time),
@@ -141,6 +142,18 @@ def server_status_from_wire(wire: server_service_pb2.GetServerStatusResponse) ->
             for one in wire.rpcs
         ),
         settings=tuple(ServerSetting(one.name, one.value, one.given) for one in wire.settings),
+        clients=tuple(
+            ServerClient(
+                one.name,
+                one.principal,
+                one.address,
+                timestamp_from_wire(one.first_call_time),
+                timestamp_from_wire(one.last_call_time),
+                one.calls,
+                one.streams,
+            )
+            for one in wire.clients
+        ),
     )
 
 

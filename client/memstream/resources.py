@@ -308,6 +308,21 @@ class ServerSetting:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerClient:
+    """A program that calls the server. `name`: what it says it is, which nobody has checked; `principal`: its identity,
+    empty without authentication; `address`: of its machine or proxy. `calls` and `streams` that it began; `streams` are
+    open now."""
+
+    name: str
+    principal: str
+    address: str
+    first_call_time: datetime
+    last_call_time: datetime
+    calls: int
+    streams: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServerStatus:
     """What a server uses and does. Counts are those since its start; the difference of two answers is a rate.
 
@@ -335,3 +350,4 @@ class ServerStatus:
     streams: Mapping[str, int]
     rpcs: tuple[RpcFigures, ...]
     settings: tuple[ServerSetting, ...]
+    clients: tuple[ServerClient, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import time
@@ -19,6 +20,7 @@ import memstream
 from memstream.client import connect
 from memstream_server.cli.server import Server
 from memstream_server.rpc.access import keys, peers
+from memstream_server.rpc.access.admission import CLIENTS_OF_OWNER_MAX, NAME_MAX, OWNERS_MAX, Clients
 from memstream_server.rpc.access.caller import CALLER, Caller, Verb
 from memstream_server.rpc.access.files import AccessError, Watched
 from memstream_server.rpc.access.peers import CALLER_HEADER, Peers
@@ -366,3 +368,37 @@ async def test_key_that_must_not_verify_is_named_and_unused(
     file.write_text(json.dumps({"keys": [made["jwk"] | more]}))
     with pytest.raises(AccessError, match=reason):
         JwtIdentities(str(file), "issuer", "audience")
+
+
+class _Said:
+    """A call's context with a user agent and an address."""
+
+    def __init__(self, said: str | bytes, address: str) -> None:
+        self._said, self._address = said, address
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return (("te", "trailers"), ("user-agent", self._said))
+
+    def peer(self) -> str:
+        return self._address
+
+
+def test_clients_are_bounded_and_their_names_harmless() -> None:
+    clients = Clients(itertools.count(1).__next__)
+    said = "evil\x1b[2J\u202e\U000e0041\n" + "x" * 500
+    with clients.count_call("", _Said(said, "ipv4:10.0.0.1:40000"), "streams"):
+        (one,) = clients.list_latest()
+        assert (one.calls, one.streams, one.address) == (1, 1, "ipv4:10.0.0.1")
+    assert one.streams == 0
+    assert one.name.startswith(r"evil\x1b[2J\u202e\U000e0041\nxxx")
+    assert one.name.isprintable()
+    assert one.name.count("x") < NAME_MAX
+    for number in range(OWNERS_MAX + 50):
+        with clients.count_call("", _Said(b"old \x9b", f"ipv6:[::{number:x}]:1"), "calls"):
+            pass
+    for number in range(OWNERS_MAX):
+        with clients.count_call("key:a", _Said(f"n{number}", "unix:"), "calls"):
+            pass
+    found = clients.list_latest()
+    assert len(found) == OWNERS_MAX - 1 + CLIENTS_OF_OWNER_MAX
+    assert (found[0].name, found[-1].name) == (f"n{OWNERS_MAX - 1}", r"old \x9b")

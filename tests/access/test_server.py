@@ -24,6 +24,7 @@ import memstream
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
 from memstream_server.rpc.access import keys
+from memstream_server.rpc.access.admission import CLIENTS_OF_OWNER_MAX
 from tests.access.conftest import Guarded
 from tests.server.conftest import QUICK, check_log
 from tests.support.certificates import Authority
@@ -389,3 +390,34 @@ async def _may(call: Awaitable[object]) -> bool:
 async def _complained(client: memstream.Client, guarded: Guarded) -> bool:
     await client.get_memory("n/joy")  # a call checks the files
     return "file_reload_failed" in guarded.server.log()
+
+
+async def test_status_names_the_latest_clients_of_each_caller(guarded: Guarded) -> None:
+    """A caller with many names replaces its own entries alone, and only an operator sees any."""
+    address, keys = guarded.server.address, guarded.keys
+    async with (
+        memstream.connect(address, token=keys["root"], client_name="desk") as root,
+        memstream.connect(address, token=keys["alice"], client_name="joy") as alice,
+    ):
+        memory = await alice.create_memory("a/clients")
+        async with memory.watch("now"):
+            for number in range(CLIENTS_OF_OWNER_MAX + 5):
+                async with memstream.connect(address, token=keys["bob"], client_name=f"bot-{number}") as bob:
+                    assert [one async for one in bob.list_memories("b")] == []
+            status = await root.server_status()
+        with pytest.raises(memstream.PermissionDenied):
+            await alice.server_status()
+    found = {name: [one for one in status.clients if one.principal == f"key:{name}"] for name in ("alice", "bob")}
+    joy = next(one for one in found["alice"] if one.name.startswith("joy grpc-python"))
+    assert (joy.streams, joy.calls >= 2, joy.address) == (1, True, "ipv4:127.0.0.1")
+    assert joy.first_call_time <= joy.last_call_time
+    names = [one.name.split()[0] for one in found["bob"]]
+    assert names == [f"bot-{number}" for number in reversed(range(5, CLIENTS_OF_OWNER_MAX + 5))]
+    desk = next(one for one in status.clients if one.name.startswith("desk"))
+    assert (desk.principal, desk.streams) == ("key:root", 0)
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a\nb", "x" * 65, "é"])
+def test_a_client_name_that_no_header_carries_is_refused(name: str) -> None:
+    with pytest.raises(memstream.InvalidArgument, match="client_name"):
+        memstream.connect("127.0.0.1:7700", client_name=name)

@@ -21,6 +21,7 @@ from memstream_server.adapters.journal import SqlJournal, open_journal, restore
 from memstream_server.adapters.journal.database import migrate, sqlite
 from memstream_server.adapters.journal.sql import byte_counts
 from memstream_server.adapters.journal.sql.schema import metadata
+from memstream_server.core.events import Event, EventType
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError, StorageFull, Unreadable
 from memstream_server.ports.journal.records import Answer, IndexEntry
 from tests.journal.samples import MODEL, Now, fragment, record, row, transition
@@ -195,9 +196,9 @@ def test_migration_removes_producers_of_request_ids(tmp_path: Path) -> None:
 
 
 def undo_later(connection: Connection) -> None:
-    """Undo what later migrations did to conversations and blocks; their triggers are gone."""
+    """Undo what later migrations did to conversations, blocks and events; their triggers are gone."""
     connection.exec_driver_sql("ALTER TABLE memories DROP COLUMN block_version")
-    for table in ("blocks", "message_bodies", "conversation_labels", "states"):
+    for table in ("blocks", "message_bodies", "conversation_labels", "states", "event_fragments"):
         connection.exec_driver_sql(f"DROP TABLE {table}")
     for index in ("conversations_latest", "conversations_expire"):
         connection.exec_driver_sql(f"DROP INDEX {index}")
@@ -274,6 +275,43 @@ async def test_counting_continues_after_kills(data_dir: Path, monkeypatch: pytes
     await migrated.close()
 
 
+async def test_events_are_entered_again_after_each_kill(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = await filled(data_dir)
+    for revision in range(2, 9):
+        named = (Event(EventType.ENHANCED, "a", other="b"), Event(EventType.OBSERVED, f"c-{revision}"))
+        await journal.commit(transition(revision, events=named))
+    ids = ("a", "b", "c-2", "c-8", fragment(0).id)
+    found = [await journal.list_fragment_events("u1", id_, 0, 100) for id_ in ids]
+    assert [len(events) for events, _ in found] == [7, 7, 1, 1, 0]
+    await journal.close()
+    engine = sqlite.writer_engine(data_dir / "journal.db")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE event_fragments")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0021'")
+    engine.dispose()
+    enter_slice, calls = migrate.enter_slice, 0
+
+    def die_in_every_second(connection: Connection) -> str | None:
+        nonlocal calls
+        calls += 1
+        table = enter_slice(connection, rows=2)
+        if calls % 2 == 0:
+            raise SystemExit
+        return table
+
+    monkeypatch.setattr(migrate, "enter_slice", die_in_every_second)
+    kills = 0
+    while True:
+        try:
+            migrated = await opened(data_dir)
+            break
+        except SystemExit:
+            kills += 1
+    assert kills > 2
+    assert [await migrated.list_fragment_events("u1", id_, 0, 100) for id_ in ids] == found
+    await migrated.close()
+
+
 def test_every_table_of_tenants_is_counted() -> None:
     """The others follow from these, or hold nothing of a tenant for long."""
     others = {
@@ -285,6 +323,7 @@ def test_every_table_of_tenants_is_counted() -> None:
         "processes",
         "meta",
         "namespace_bytes",
+        "event_fragments",
     }
     assert {*byte_counts.COUNTED} | others == {*metadata.tables}
 

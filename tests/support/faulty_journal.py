@@ -36,6 +36,7 @@ READS = frozenset(
         "get_answer",
         "count_fragments",
         "list_events",
+        "list_fragment_events",
         "list_expired",
         "get_fragments",
         "get_memory",

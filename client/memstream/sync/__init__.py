@@ -28,7 +28,7 @@ import memstream.client
 from memstream.argument_types import Count, KeepaliveSeconds, LocalSetting, Seconds
 from memstream.arguments import check_arguments
 from memstream.backoff import Retry
-from memstream.channel import Tls, Token, Tracing
+from memstream.channel import CLIENT_NAME, Tls, Token, Tracing
 from memstream.kinds import kind_of
 from memstream.local_client import client_of, local_server
 from memstream.sync.bases import Sent
@@ -63,6 +63,7 @@ def connect(
     retry: Retry | None = None,
     keepalive_s: KeepaliveSeconds = 60.0,
     receive_bytes_max: Count = 64 << 20,
+    client_name: str = CLIENT_NAME,
     options: Sequence[tuple[str, str | int]] = (),
     tracing: Tracing | None = None,
 ) -> Client:
@@ -76,6 +77,7 @@ def connect(
             retry=retry,
             keepalive_s=keepalive_s,
             receive_bytes_max=receive_bytes_max,
+            client_name=client_name,
             options=options,
             tracing=tracing,
         )

@@ -1320,7 +1320,7 @@ Global___ListFragmentEventsRequest: _TypeAlias = ListFragmentEventsRequest  # no
 
 @_typing.final
 class ListFragmentEventsResponse(_message.Message):
-    """A page of events. A page may be empty and not the last one: the server reads a bounded part of the log for it."""
+    """A page of events."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

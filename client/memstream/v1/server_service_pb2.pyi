@@ -143,6 +143,7 @@ class GetServerStatusResponse(_message.Message):
     OBSERVATIONS_FIELD_NUMBER: _builtins.int
     RECALLS_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    CLIENTS_FIELD_NUMBER: _builtins.int
     resident_bytes: _builtins.int
     """Bytes of RAM that the process has; 0 where the system does not say."""
     machine_bytes: _builtins.int
@@ -191,6 +192,12 @@ class GetServerStatusResponse(_message.Message):
     def settings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Setting]:
         """The settings, without secrets."""
 
+    @_builtins.property
+    def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerClient]:
+        """The clients that called last, the latest first: at most 20 of one principal (without authentication: of one address),
+        and of 200 principals.
+        """
+
     def __init__(
         self,
         *,
@@ -213,14 +220,65 @@ class GetServerStatusResponse(_message.Message):
         observations: _builtins.int = ...,
         recalls: _builtins.int = ...,
         settings: _abc.Iterable[Global___Setting] | None = ...,
+        clients: _abc.Iterable[Global___ServerClient] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["read_time", b"read_time", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_bytes", b"active_bytes", "active_memories", b"active_memories", "backlog", b"backlog", "cpu_seconds", b"cpu_seconds", "data_bytes", b"data_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "machine_bytes", b"machine_bytes", "observations", b"observations", "outbox", b"outbox", "producers", b"producers", "read_time", b"read_time", "recalls", b"recalls", "resident_bytes", b"resident_bytes", "rpcs", b"rpcs", "settings", b"settings", "start_time", b"start_time", "streams", b"streams", "watchers", b"watchers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_bytes", b"active_bytes", "active_memories", b"active_memories", "backlog", b"backlog", "clients", b"clients", "cpu_seconds", b"cpu_seconds", "data_bytes", b"data_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_total_bytes", b"disk_total_bytes", "machine_bytes", b"machine_bytes", "observations", b"observations", "outbox", b"outbox", "producers", b"producers", "read_time", b"read_time", "recalls", b"recalls", "resident_bytes", b"resident_bytes", "rpcs", b"rpcs", "settings", b"settings", "start_time", b"start_time", "streams", b"streams", "watchers", b"watchers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetServerStatusResponse: _TypeAlias = GetServerStatusResponse  # noqa: Y015
+
+@_typing.final
+class ServerClient(_message.Message):
+    """A program that calls the server. Calls of health checks and of other protocols are not counted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    FIRST_CALL_TIME_FIELD_NUMBER: _builtins.int
+    LAST_CALL_TIME_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    STREAMS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its user agent, as it says: nobody has checked it. At most 120 characters; those that are not printable are escaped."""
+    principal: _builtins.str
+    """Its identity: key:NAME, jwt:SUBJECT or uri:URI. Empty without authentication, and for calls that need none."""
+    address: _builtins.str
+    """The address of its machine, or of the proxy in front of it, without the port."""
+    calls: _builtins.int
+    """Calls and streams that it began."""
+    streams: _builtins.int
+    """Its streams that are open."""
+    @_builtins.property
+    def first_call_time(self) -> _timestamp_pb2.Timestamp:
+        """When its first call began, and"""
+
+    @_builtins.property
+    def last_call_time(self) -> _timestamp_pb2.Timestamp:
+        """its last one."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        principal: _builtins.str = ...,
+        address: _builtins.str = ...,
+        first_call_time: _timestamp_pb2.Timestamp | None = ...,
+        last_call_time: _timestamp_pb2.Timestamp | None = ...,
+        calls: _builtins.int = ...,
+        streams: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_call_time", b"first_call_time", "last_call_time", b"last_call_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "calls", b"calls", "first_call_time", b"first_call_time", "last_call_time", b"last_call_time", "name", b"name", "principal", b"principal", "streams", b"streams"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServerClient: _TypeAlias = ServerClient  # noqa: Y015
 
 @_typing.final
 class OpenStreams(_message.Message):

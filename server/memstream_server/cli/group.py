@@ -29,6 +29,7 @@ COMMANDS = {
     "replay": ("receipts", "Rank a recall again, as of its receipt."),
     "stats": ("showing", "Count a memory's fragments."),
     "info": ("showing", "Show the server's version, models, capabilities and limits."),
+    "server": ("showing", "Show what the server uses and does, and who calls it."),
     "export": ("transfer", "Export a memory or a namespace to a file."),
     "import": ("transfer", "Import an export into a server."),
     "adopt": ("adopt", "Import a Milvus collection as the long-term tier of a new memory."),

@@ -64,7 +64,14 @@ class Server:
 
         async def call_connected() -> T:
             retry = Retry(first_s=FIRST_CONNECTION_S, calls_s=FIRST_CONNECTION_S)
-            given = connect(self.target, token=self.token, tls=self.tls, timeout_s=self.timeout_s, retry=retry)
+            given = connect(
+                self.target,
+                token=self.token,
+                tls=self.tls,
+                timeout_s=self.timeout_s,
+                retry=retry,
+                client_name="memstream-cli",
+            )
             async with given as client:
                 return await work(client)
 

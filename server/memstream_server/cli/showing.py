@@ -1,19 +1,27 @@
-"""`memstream show`, `stats` and `info`: show a memory, a fragment, a memory's counts, or the server."""
+"""`memstream show`, `stats`, `info` and `server`: show a memory, a fragment, a memory's counts, or the server."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import click
 from rich.console import RenderableType
 
 from memstream.client import Client
-from memstream.resources import MemoryInfo, MemoryStats, ModelStatus, ModelUsage, ServerInfo
+from memstream.resources import MemoryInfo, MemoryStats, ModelStatus, ModelUsage, ServerInfo, ServerStatus
 from memstream.values import Fragment, ModelState
 from memstream_server.cli.options import as_of_option, json_option
-from memstream_server.cli.output import escape_text, facts_table, fragment_text, open_console, print_json, print_parts
+from memstream_server.cli.output import (
+    create_table,
+    escape_text,
+    facts_table,
+    fragment_text,
+    open_console,
+    print_json,
+    print_parts,
+)
 from memstream_server.cli.server import Server, server_options
 
 
@@ -129,6 +137,55 @@ def info_command(server: Server, as_json: bool) -> None:
     rows += [(f"asked as {one.role}", _format_usage(one)) for one in info.model_usage if one.requests]
     rows += [(f"limits.{field.name}", getattr(info.limits, field.name)) for field in fields(info.limits)]
     print_parts(open_console(), facts_table(rows))
+
+
+@click.command("server", short_help="Show what the server uses and does, and who calls it.")
+@server_options
+@json_option
+def server_command(server: Server, as_json: bool) -> None:
+    """Show the server's RAM, disk, open streams and calls, and the clients that called it last.
+
+    It needs the right admin in every namespace. --json has the settings, too.
+
+    \b
+      memstream server
+      memstream server --json | jq '.clients[] | {name, principal, streams}'
+    """
+
+    async def fetch_status(client: Client) -> ServerStatus:
+        return await client.server_status()
+
+    status = server.run_with_client(fetch_status)
+    if as_json:
+        print_json(status)
+        return
+    apart = {"clients", "rpcs", "settings", "streams"}
+    rows: list[tuple[str, object]] = [("server", server.target)]
+    rows += [(field.name, getattr(status, field.name)) for field in fields(status) if field.name not in apart]
+    rows += [(f"open streams, {rpc}", count) for rpc, count in status.streams.items()]
+    called = create_table("call", "ended", "failed", "median ms", "p99 ms", numbers=("ended", "failed"), wide="call")
+    for rpc in status.rpcs:
+        called.add_row(rpc.rpc, f"{rpc.calls:,}", f"{rpc.failed:,}", _format_ms(rpc.median), _format_ms(rpc.p99))
+    clients = create_table(
+        "client", "principal", "address", "calls", "streams", "last call", numbers=("calls", "streams"), wide="client"
+    )
+    for one in status.clients:
+        last = f"{one.last_call_time:%Y-%m-%d %H:%M:%S} UTC"
+        clients.add_row(
+            escape_text(one.name),
+            escape_text(one.principal),
+            escape_text(one.address),
+            f"{one.calls:,}",
+            f"{one.streams:,}",
+            last,
+        )
+    print_parts(
+        open_console(), facts_table(rows), "\ncalls since the start", called, "\nclients, the latest first", clients
+    )
+
+
+def _format_ms(duration: timedelta | None) -> str:
+    return "" if duration is None else f"<= {duration.total_seconds() * 1e3:.3g}"
 
 
 def _format_status(status: ModelStatus) -> str:

@@ -5,6 +5,7 @@ Replaying the events of a memory from its first revision gives the place of ever
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -128,3 +129,15 @@ class Event(Struct, frozen=True, gc=False, array_like=True):
     def concerns(self, fragment: str) -> bool:
         """Whether it happened to the fragment, or the fragment took part in it."""
         return fragment in (self.fragment, self.other) or fragment in self.sources
+
+
+def list_concerned(events: Iterable[Event]) -> list[str]:
+    """The ids of the fragments that any of the events concerns, in ascending order."""
+    found: set[str] = set()
+    for event in events:
+        found.add(event.fragment)
+        found.add(event.other)
+        if event.sources:
+            found.update(event.sources)
+    found.discard("")
+    return sorted(found)

@@ -24,7 +24,6 @@ from memstream_server.engine.byte_quota import check_bytes
 from memstream_server.engine.errors import FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import Changed, NewObservation, Once, Put
-from memstream_server.engine.runtime.clock import time_of_ulid_us
 from memstream_server.ports.conversation_records import JointWrites
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import MemoryRecord, Recorded, Version
@@ -36,10 +35,6 @@ if TYPE_CHECKING:
 
 PAGE = 200
 """Fragments read at once to apply a filter."""
-EVENTS_PAGE = 20_000
-"""Revisions of the log that are searched at once for the events of a fragment."""
-_CLOCK_MARGIN_US = 60_000_000
-"""How far a clock that was set back may have put a commit before its fragment."""
 
 
 class Fragments:
@@ -196,27 +191,12 @@ class Fragments:
         self, namespace: str, name: str, id: str, after: int, limit: int
     ) -> tuple[list[Recorded], int | None, int, str]:
         """(transitions that concern the fragment, the revision after which the next page starts or None, the last
-        revision that is pruned or 0, memory uid). `after`: 0 for the first page.
-
-        The log has no index by fragment: an entry for each step would cost each observation more than this read, which
-        searches the stored bytes, costs its rare reader. It starts when the fragment was received.
-        """
+        revision that is pruned or 0, memory uid). `after`: 0 for the first page."""
         record = await self._registry.read_record(namespace, name)
         oldest = await self._journal.list_events(record.uid, 0, 1)
         pruned = oldest[0].revision - 1 if oldest else record.revision
-        if not after:
-            received_us = time_of_ulid_us(id) - _CLOCK_MARGIN_US
-            if received_us < self._runtime.clock.now_us():  # the id of an imported fragment may have a later time
-                after = await self._journal.find_revision(record.uid, max(0, received_us)) or 0
-        read = await self._journal.list_events(record.uid, after, EVENTS_PAGE, about=id)
-        found: list[Recorded] = []
-        for number, one in enumerate(read):
-            if one.events:
-                found.append(one)
-            if sum(len(each.events) for each in found) >= limit and number + 1 < len(read):
-                return found, one.revision, pruned, record.uid
-        whole = not read or read[-1].revision >= record.revision
-        return found, None if whole else read[-1].revision, pruned, record.uid
+        found, more = await self._journal.list_fragment_events(record.uid, id, after, limit)
+        return found, found[-1].revision if more else None, pruned, record.uid
 
     async def list_sessions(
         self, namespace: str, name: str, query: SessionQuery

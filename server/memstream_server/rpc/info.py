@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from memstream_server.engine.engine import Engine
     from memstream_server.observability import Metrics
+    from memstream_server.rpc.access.admission import Clients
     from memstream_server.settings import Settings
 
 _STATES = {
@@ -46,12 +47,18 @@ class ServerService:
     """The servicer."""
 
     def __init__(
-        self, engine: Engine, limits: Limits, metrics: Metrics | None = None, settings: Settings | None = None
+        self,
+        engine: Engine,
+        limits: Limits,
+        metrics: Metrics | None = None,
+        settings: Settings | None = None,
+        clients: Clients | None = None,
     ) -> None:
         self._engine = engine
         self._limits = limits
         self._metrics = metrics
         self._settings = settings
+        self._clients = clients
         self._started_us = time.time_ns() // 1_000
         self.capabilities: Sequence[pb.Capability.ValueType] = ()
         """Set once all services are known."""
@@ -97,6 +104,16 @@ class ServerService:
     ) -> pb.GetServerStatusResponse:
         answer = await _read_status(self._engine, self._metrics, self._settings)
         answer.start_time.CopyFrom(timestamp_message(self._started_us))
+        for one in () if self._clients is None else self._clients.list_latest():
+            answer.clients.add(
+                name=one.name,
+                principal=one.principal,
+                address=one.address,
+                first_call_time=timestamp_message(one.first_us),
+                last_call_time=timestamp_message(one.last_us),
+                calls=one.calls,
+                streams=one.streams,
+            )
         return answer
 
 

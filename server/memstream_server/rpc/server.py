@@ -205,7 +205,7 @@ def build_server(
         turns.on_cost = authorization.admission.charge_cost
     interceptors = (Calls(metrics, tracing), limits_interceptor, gate)
     server = grpc.aio.server(interceptors=interceptors, options=_channel_options(limits))
-    info = ServerService(engine, limits, metrics, settings)
+    info = ServerService(engine, limits, metrics, settings, gate.admission.clients)
     conversation_service = object() if conversations is None else ConversationService(conversations, limits, drain)
     operations = OperationService(engine, limits)
     services = [

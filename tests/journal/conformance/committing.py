@@ -215,15 +215,22 @@ class Committing:
         assert [one.revision for one in await journal.list_events("u1", 0, 2)] == [1, 2]
         assert await journal.list_events("u1", 3, 10) == []
 
-    async def test_events_about_a_fragment_are_found_in_any_form(self, journal: Journal) -> None:
-        """Large rows are compressed; the last row that was searched is there without events."""
-        named = Event(EventType.ENHANCED, "a", other="fragment-b")
+    async def test_events_are_found_by_the_fragments_they_concern(self, journal: Journal) -> None:
+        """Those of a large transition, which is compressed, too; and no longer once the log is pruned."""
+        named = Event(EventType.ENHANCED, "a", other="b")
+        merged = Event(EventType.REFLECTED, "c", sources=("a", "b"))
         many = tuple(Event(EventType.OBSERVED, f"other-{number}") for number in range(60))
-        for revision, events in enumerate(((named,), many, (*many, named), ()), 1):
+        for revision, events in enumerate(((named, merged), many, (*many, named), ()), 1):
             await journal.commit(transition(revision, events=events))
-        found = await journal.list_events("u1", 1, 10, about="fragment-b")
-        assert [(one.revision, one.events) for one in found] == [(2, (named,)), (4, (named,)), (5, ())]
-        assert [one.revision for one in await journal.list_events("u1", 2, 1, about="fragment-b")] == [3]
+        of_b = [Recorded(2, 10, (named, merged)), Recorded(4, 30, (named,))]
+        assert await journal.list_fragment_events("u1", "b", 0, 9) == (of_b, False)
+        assert await journal.list_fragment_events("u1", "b", 0, 1) == (of_b[:1], True)
+        assert await journal.list_fragment_events("u1", "b", 2, 1) == (of_b[1:], False)
+        assert await journal.list_fragment_events("u1", "c", 0, 1) == ([Recorded(2, 10, (merged,))], False)
+        assert await journal.list_fragment_events("u1", "unknown", 0, 1) == ([], False)
+        await journal.prune_events("u1", 20, 100)
+        assert await journal.list_fragment_events("u1", "b", 0, 9) == (of_b[1:], False)
+        assert await journal.list_fragment_events("u1", "c", 0, 9) == ([], False)
 
     async def test_numpy_numbers_are_written_as_python_numbers(self, journal: Journal) -> None:
         seen = Event(EventType.ENHANCED, "a", cosine=np.float32(0.5), draw=np.float64(0.25))  # type: ignore[arg-type]

@@ -2607,7 +2607,7 @@ func (x *ListFragmentEventsRequest) GetPageToken() string {
 	return ""
 }
 
-// A page of events. A page may be empty and not the last one: the server reads a bounded part of the log for it.
+// A page of events.
 type ListFragmentEventsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The events in which the fragment is `fragment_id`, `other_id` or one of `sources`. The cursor of each is that of the

@@ -240,7 +240,10 @@ type GetServerStatusResponse struct {
 	// Recalls that were answered.
 	Recalls int64 `protobuf:"varint,18,opt,name=recalls,proto3" json:"recalls,omitempty"`
 	// The settings, without secrets.
-	Settings      []*Setting `protobuf:"bytes,19,rep,name=settings,proto3" json:"settings,omitempty"`
+	Settings []*Setting `protobuf:"bytes,19,rep,name=settings,proto3" json:"settings,omitempty"`
+	// The clients that called last, the latest first: at most 20 of one principal (without authentication: of one address),
+	// and of 200 principals.
+	Clients       []*ServerClient `protobuf:"bytes,20,rep,name=clients,proto3" json:"clients,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -408,6 +411,113 @@ func (x *GetServerStatusResponse) GetSettings() []*Setting {
 	return nil
 }
 
+func (x *GetServerStatusResponse) GetClients() []*ServerClient {
+	if x != nil {
+		return x.Clients
+	}
+	return nil
+}
+
+// A program that calls the server. Calls of health checks and of other protocols are not counted.
+type ServerClient struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its user agent, as it says: nobody has checked it. At most 120 characters; those that are not printable are escaped.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Its identity: key:NAME, jwt:SUBJECT or uri:URI. Empty without authentication, and for calls that need none.
+	Principal string `protobuf:"bytes,2,opt,name=principal,proto3" json:"principal,omitempty"`
+	// The address of its machine, or of the proxy in front of it, without the port.
+	Address string `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
+	// When its first call began, and
+	FirstCallTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=first_call_time,json=firstCallTime,proto3" json:"first_call_time,omitempty"`
+	// its last one.
+	LastCallTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_call_time,json=lastCallTime,proto3" json:"last_call_time,omitempty"`
+	// Calls and streams that it began.
+	Calls int64 `protobuf:"varint,6,opt,name=calls,proto3" json:"calls,omitempty"`
+	// Its streams that are open.
+	Streams       int64 `protobuf:"varint,7,opt,name=streams,proto3" json:"streams,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServerClient) Reset() {
+	*x = ServerClient{}
+	mi := &file_memstream_v1_server_service_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServerClient) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServerClient) ProtoMessage() {}
+
+func (x *ServerClient) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_server_service_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServerClient.ProtoReflect.Descriptor instead.
+func (*ServerClient) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ServerClient) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ServerClient) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+func (x *ServerClient) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ServerClient) GetFirstCallTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FirstCallTime
+	}
+	return nil
+}
+
+func (x *ServerClient) GetLastCallTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastCallTime
+	}
+	return nil
+}
+
+func (x *ServerClient) GetCalls() int64 {
+	if x != nil {
+		return x.Calls
+	}
+	return 0
+}
+
+func (x *ServerClient) GetStreams() int64 {
+	if x != nil {
+		return x.Streams
+	}
+	return 0
+}
+
 // The open streams of one rpc.
 type OpenStreams struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -421,7 +531,7 @@ type OpenStreams struct {
 
 func (x *OpenStreams) Reset() {
 	*x = OpenStreams{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[2]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -433,7 +543,7 @@ func (x *OpenStreams) String() string {
 func (*OpenStreams) ProtoMessage() {}
 
 func (x *OpenStreams) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[2]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -446,7 +556,7 @@ func (x *OpenStreams) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenStreams.ProtoReflect.Descriptor instead.
 func (*OpenStreams) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{2}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *OpenStreams) GetRpc() string {
@@ -483,7 +593,7 @@ type RpcFigures struct {
 
 func (x *RpcFigures) Reset() {
 	*x = RpcFigures{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[3]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -495,7 +605,7 @@ func (x *RpcFigures) String() string {
 func (*RpcFigures) ProtoMessage() {}
 
 func (x *RpcFigures) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[3]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -508,7 +618,7 @@ func (x *RpcFigures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RpcFigures.ProtoReflect.Descriptor instead.
 func (*RpcFigures) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{3}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RpcFigures) GetRpc() string {
@@ -561,7 +671,7 @@ type Setting struct {
 
 func (x *Setting) Reset() {
 	*x = Setting{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[4]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -573,7 +683,7 @@ func (x *Setting) String() string {
 func (*Setting) ProtoMessage() {}
 
 func (x *Setting) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[4]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -586,7 +696,7 @@ func (x *Setting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Setting.ProtoReflect.Descriptor instead.
 func (*Setting) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{4}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Setting) GetName() string {
@@ -619,7 +729,7 @@ type GetServerInfoRequest struct {
 
 func (x *GetServerInfoRequest) Reset() {
 	*x = GetServerInfoRequest{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[5]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -631,7 +741,7 @@ func (x *GetServerInfoRequest) String() string {
 func (*GetServerInfoRequest) ProtoMessage() {}
 
 func (x *GetServerInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[5]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -644,7 +754,7 @@ func (x *GetServerInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServerInfoRequest.ProtoReflect.Descriptor instead.
 func (*GetServerInfoRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{5}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{6}
 }
 
 // What the server is.
@@ -681,7 +791,7 @@ type GetServerInfoResponse struct {
 
 func (x *GetServerInfoResponse) Reset() {
 	*x = GetServerInfoResponse{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[6]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -693,7 +803,7 @@ func (x *GetServerInfoResponse) String() string {
 func (*GetServerInfoResponse) ProtoMessage() {}
 
 func (x *GetServerInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[6]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -706,7 +816,7 @@ func (x *GetServerInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetServerInfoResponse.ProtoReflect.Descriptor instead.
 func (*GetServerInfoResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{6}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GetServerInfoResponse) GetVersion() string {
@@ -816,7 +926,7 @@ type ModelStatus struct {
 
 func (x *ModelStatus) Reset() {
 	*x = ModelStatus{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[7]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -828,7 +938,7 @@ func (x *ModelStatus) String() string {
 func (*ModelStatus) ProtoMessage() {}
 
 func (x *ModelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[7]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -841,7 +951,7 @@ func (x *ModelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
 func (*ModelStatus) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{7}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ModelStatus) GetRole() string {
@@ -915,7 +1025,7 @@ type ModelUsage struct {
 
 func (x *ModelUsage) Reset() {
 	*x = ModelUsage{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[8]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -927,7 +1037,7 @@ func (x *ModelUsage) String() string {
 func (*ModelUsage) ProtoMessage() {}
 
 func (x *ModelUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[8]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -940,7 +1050,7 @@ func (x *ModelUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelUsage.ProtoReflect.Descriptor instead.
 func (*ModelUsage) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{8}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ModelUsage) GetRole() string {
@@ -1025,7 +1135,7 @@ type Limits struct {
 
 func (x *Limits) Reset() {
 	*x = Limits{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[9]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +1147,7 @@ func (x *Limits) String() string {
 func (*Limits) ProtoMessage() {}
 
 func (x *Limits) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[9]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1050,7 +1160,7 @@ func (x *Limits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limits.ProtoReflect.Descriptor instead.
 func (*Limits) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{9}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Limits) GetContentBytesMax() int32 {
@@ -1170,7 +1280,7 @@ type EmbeddingModel struct {
 
 func (x *EmbeddingModel) Reset() {
 	*x = EmbeddingModel{}
-	mi := &file_memstream_v1_server_service_proto_msgTypes[10]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1182,7 +1292,7 @@ func (x *EmbeddingModel) String() string {
 func (*EmbeddingModel) ProtoMessage() {}
 
 func (x *EmbeddingModel) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_server_service_proto_msgTypes[10]
+	mi := &file_memstream_v1_server_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1195,7 +1305,7 @@ func (x *EmbeddingModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EmbeddingModel.ProtoReflect.Descriptor instead.
 func (*EmbeddingModel) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{10}
+	return file_memstream_v1_server_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *EmbeddingModel) GetName() string {
@@ -1238,7 +1348,7 @@ var File_memstream_v1_server_service_proto protoreflect.FileDescriptor
 const file_memstream_v1_server_service_proto_rawDesc = "" +
 	"\n" +
 	"!memstream/v1/server_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x18\n" +
-	"\x16GetServerStatusRequest\"\xf7\x05\n" +
+	"\x16GetServerStatusRequest\"\xad\x06\n" +
 	"\x17GetServerStatusResponse\x129\n" +
 	"\n" +
 	"start_time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x127\n" +
@@ -1262,7 +1372,16 @@ const file_memstream_v1_server_service_proto_rawDesc = "" +
 	"\x04rpcs\x18\x10 \x03(\v2\x18.memstream.v1.RpcFiguresR\x04rpcs\x12\"\n" +
 	"\fobservations\x18\x11 \x01(\x03R\fobservations\x12\x18\n" +
 	"\arecalls\x18\x12 \x01(\x03R\arecalls\x121\n" +
-	"\bsettings\x18\x13 \x03(\v2\x15.memstream.v1.SettingR\bsettings\"9\n" +
+	"\bsettings\x18\x13 \x03(\v2\x15.memstream.v1.SettingR\bsettings\x124\n" +
+	"\aclients\x18\x14 \x03(\v2\x1a.memstream.v1.ServerClientR\aclients\"\x90\x02\n" +
+	"\fServerClient\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\tprincipal\x18\x02 \x01(\tR\tprincipal\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\tR\aaddress\x12B\n" +
+	"\x0ffirst_call_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\rfirstCallTime\x12@\n" +
+	"\x0elast_call_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\flastCallTime\x12\x14\n" +
+	"\x05calls\x18\x06 \x01(\x03R\x05calls\x12\x18\n" +
+	"\astreams\x18\a \x01(\x03R\astreams\"9\n" +
 	"\vOpenStreams\x12\x10\n" +
 	"\x03rpc\x18\x01 \x01(\tR\x03rpc\x12\x18\n" +
 	"\astreams\x18\x02 \x01(\x03R\astreams\"\xac\x01\n" +
@@ -1371,51 +1490,55 @@ func file_memstream_v1_server_service_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_server_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_memstream_v1_server_service_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_memstream_v1_server_service_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_memstream_v1_server_service_proto_goTypes = []any{
 	(ModelState)(0),                 // 0: memstream.v1.ModelState
 	(Capability)(0),                 // 1: memstream.v1.Capability
 	(*GetServerStatusRequest)(nil),  // 2: memstream.v1.GetServerStatusRequest
 	(*GetServerStatusResponse)(nil), // 3: memstream.v1.GetServerStatusResponse
-	(*OpenStreams)(nil),             // 4: memstream.v1.OpenStreams
-	(*RpcFigures)(nil),              // 5: memstream.v1.RpcFigures
-	(*Setting)(nil),                 // 6: memstream.v1.Setting
-	(*GetServerInfoRequest)(nil),    // 7: memstream.v1.GetServerInfoRequest
-	(*GetServerInfoResponse)(nil),   // 8: memstream.v1.GetServerInfoResponse
-	(*ModelStatus)(nil),             // 9: memstream.v1.ModelStatus
-	(*ModelUsage)(nil),              // 10: memstream.v1.ModelUsage
-	(*Limits)(nil),                  // 11: memstream.v1.Limits
-	(*EmbeddingModel)(nil),          // 12: memstream.v1.EmbeddingModel
-	(*timestamppb.Timestamp)(nil),   // 13: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 14: google.protobuf.Duration
+	(*ServerClient)(nil),            // 4: memstream.v1.ServerClient
+	(*OpenStreams)(nil),             // 5: memstream.v1.OpenStreams
+	(*RpcFigures)(nil),              // 6: memstream.v1.RpcFigures
+	(*Setting)(nil),                 // 7: memstream.v1.Setting
+	(*GetServerInfoRequest)(nil),    // 8: memstream.v1.GetServerInfoRequest
+	(*GetServerInfoResponse)(nil),   // 9: memstream.v1.GetServerInfoResponse
+	(*ModelStatus)(nil),             // 10: memstream.v1.ModelStatus
+	(*ModelUsage)(nil),              // 11: memstream.v1.ModelUsage
+	(*Limits)(nil),                  // 12: memstream.v1.Limits
+	(*EmbeddingModel)(nil),          // 13: memstream.v1.EmbeddingModel
+	(*timestamppb.Timestamp)(nil),   // 14: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 15: google.protobuf.Duration
 }
 var file_memstream_v1_server_service_proto_depIdxs = []int32{
-	13, // 0: memstream.v1.GetServerStatusResponse.start_time:type_name -> google.protobuf.Timestamp
-	13, // 1: memstream.v1.GetServerStatusResponse.read_time:type_name -> google.protobuf.Timestamp
-	4,  // 2: memstream.v1.GetServerStatusResponse.streams:type_name -> memstream.v1.OpenStreams
-	5,  // 3: memstream.v1.GetServerStatusResponse.rpcs:type_name -> memstream.v1.RpcFigures
-	6,  // 4: memstream.v1.GetServerStatusResponse.settings:type_name -> memstream.v1.Setting
-	14, // 5: memstream.v1.RpcFigures.median:type_name -> google.protobuf.Duration
-	14, // 6: memstream.v1.RpcFigures.p99:type_name -> google.protobuf.Duration
-	13, // 7: memstream.v1.GetServerInfoResponse.start_time:type_name -> google.protobuf.Timestamp
-	1,  // 8: memstream.v1.GetServerInfoResponse.capabilities:type_name -> memstream.v1.Capability
-	11, // 9: memstream.v1.GetServerInfoResponse.limits:type_name -> memstream.v1.Limits
-	12, // 10: memstream.v1.GetServerInfoResponse.embedding:type_name -> memstream.v1.EmbeddingModel
-	10, // 11: memstream.v1.GetServerInfoResponse.model_usage:type_name -> memstream.v1.ModelUsage
-	9,  // 12: memstream.v1.GetServerInfoResponse.models:type_name -> memstream.v1.ModelStatus
-	0,  // 13: memstream.v1.ModelStatus.state:type_name -> memstream.v1.ModelState
-	13, // 14: memstream.v1.ModelStatus.last_success_time:type_name -> google.protobuf.Timestamp
-	13, // 15: memstream.v1.ModelStatus.last_failure_time:type_name -> google.protobuf.Timestamp
-	14, // 16: memstream.v1.Limits.request_id_retention:type_name -> google.protobuf.Duration
-	7,  // 17: memstream.v1.ServerService.GetServerInfo:input_type -> memstream.v1.GetServerInfoRequest
-	2,  // 18: memstream.v1.ServerService.GetServerStatus:input_type -> memstream.v1.GetServerStatusRequest
-	8,  // 19: memstream.v1.ServerService.GetServerInfo:output_type -> memstream.v1.GetServerInfoResponse
-	3,  // 20: memstream.v1.ServerService.GetServerStatus:output_type -> memstream.v1.GetServerStatusResponse
-	19, // [19:21] is the sub-list for method output_type
-	17, // [17:19] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	14, // 0: memstream.v1.GetServerStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	14, // 1: memstream.v1.GetServerStatusResponse.read_time:type_name -> google.protobuf.Timestamp
+	5,  // 2: memstream.v1.GetServerStatusResponse.streams:type_name -> memstream.v1.OpenStreams
+	6,  // 3: memstream.v1.GetServerStatusResponse.rpcs:type_name -> memstream.v1.RpcFigures
+	7,  // 4: memstream.v1.GetServerStatusResponse.settings:type_name -> memstream.v1.Setting
+	4,  // 5: memstream.v1.GetServerStatusResponse.clients:type_name -> memstream.v1.ServerClient
+	14, // 6: memstream.v1.ServerClient.first_call_time:type_name -> google.protobuf.Timestamp
+	14, // 7: memstream.v1.ServerClient.last_call_time:type_name -> google.protobuf.Timestamp
+	15, // 8: memstream.v1.RpcFigures.median:type_name -> google.protobuf.Duration
+	15, // 9: memstream.v1.RpcFigures.p99:type_name -> google.protobuf.Duration
+	14, // 10: memstream.v1.GetServerInfoResponse.start_time:type_name -> google.protobuf.Timestamp
+	1,  // 11: memstream.v1.GetServerInfoResponse.capabilities:type_name -> memstream.v1.Capability
+	12, // 12: memstream.v1.GetServerInfoResponse.limits:type_name -> memstream.v1.Limits
+	13, // 13: memstream.v1.GetServerInfoResponse.embedding:type_name -> memstream.v1.EmbeddingModel
+	11, // 14: memstream.v1.GetServerInfoResponse.model_usage:type_name -> memstream.v1.ModelUsage
+	10, // 15: memstream.v1.GetServerInfoResponse.models:type_name -> memstream.v1.ModelStatus
+	0,  // 16: memstream.v1.ModelStatus.state:type_name -> memstream.v1.ModelState
+	14, // 17: memstream.v1.ModelStatus.last_success_time:type_name -> google.protobuf.Timestamp
+	14, // 18: memstream.v1.ModelStatus.last_failure_time:type_name -> google.protobuf.Timestamp
+	15, // 19: memstream.v1.Limits.request_id_retention:type_name -> google.protobuf.Duration
+	8,  // 20: memstream.v1.ServerService.GetServerInfo:input_type -> memstream.v1.GetServerInfoRequest
+	2,  // 21: memstream.v1.ServerService.GetServerStatus:input_type -> memstream.v1.GetServerStatusRequest
+	9,  // 22: memstream.v1.ServerService.GetServerInfo:output_type -> memstream.v1.GetServerInfoResponse
+	3,  // 23: memstream.v1.ServerService.GetServerStatus:output_type -> memstream.v1.GetServerStatusResponse
+	22, // [22:24] is the sub-list for method output_type
+	20, // [20:22] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_server_service_proto_init() }
@@ -1429,7 +1552,7 @@ func file_memstream_v1_server_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_server_service_proto_rawDesc), len(file_memstream_v1_server_service_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -357,8 +357,13 @@ class SqlJournal:
     async def count_fragments(self, uid: str, now_us: int | None = None) -> Counts:
         return await self._read(_count_fragments, uid, now_us, self._model)
 
-    async def list_events(self, uid: str, after_revision: int, limit: int, about: str = "") -> list[Recorded]:
-        return await self._read(reads.read_events, uid, after_revision, limit, about)
+    async def list_events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
+        return await self._read(reads.read_events, uid, after_revision, limit)
+
+    async def list_fragment_events(
+        self, uid: str, fragment: str, after_revision: int, limit: int
+    ) -> tuple[list[Recorded], bool]:
+        return await self._read(reads.read_fragment_events, uid, fragment, after_revision, limit)
 
     # ---- versions
     async def list_versions(self, uid: str, fragment: str) -> list[Version]:

@@ -198,7 +198,7 @@ class Page {
 
   async readOn(life) {
     show(life.more);
-    show(life.state, "The log is searched …");
+    show(life.state, "Events are read …");
     const until = life.events + ROWS_PART;
     try {
       do {

@@ -109,11 +109,18 @@ function drawStatus(status, before) {
       ["memories in RAM", `${count(status.activeMemories)}, ${bytes(status.activeBytes)}`],
       ["not stored yet", count(status.backlog)],
       ["not indexed yet", count(status.outbox)],
-    ])), h("h2", null, "Calls since the start"), drawRpcs(status, before));
+    ])), h("h2", null, "Clients"), drawClients(status.clients ?? []), h("h2", null, "Calls since the start"), drawRpcs(status, before));
 }
 
 function shareOf(part, whole, name) {
   return Number(whole ?? 0) ? h("meter", { min: 0, max: 1, high: 0.9, value: Number(part ?? 0) / Number(whole), "aria-label": `${name} in use` }) : null;
+}
+
+function drawClients(clients) {
+  if (!clients.length) return h("p", { class: "empty" }, "none yet");
+  const rows = clients.map((one) => h("tr", null, h("th", { scope: "row", class: "text" }, visible(one.name) || h("span", { class: "quiet" }, "says no name")), h("td", null, visible(one.principal ?? "") || h("span", { class: "quiet" }, "none")),
+    h("td", null, visible(one.address ?? "")), h("td", { class: "number" }, count(one.streams)), h("td", { class: "number" }, count(one.calls)), h("td", null, time(one.firstCallTime)), h("td", null, time(one.lastCallTime))));
+  return table("Clients", ["Client, as it says", "Identity", "Address", ["Open streams", "number"], ["Calls", "number"], "First call", "Last call"], h("tbody", null, rows), "clients");
 }
 
 function drawRpcs({ rpcs = [], readTime }, before) {

@@ -45,9 +45,3 @@ class Ids:
 def encode_ulid(value: int) -> str:
     """A 128-bit number as 26 characters of Crockford base 32, most significant first."""
     return "".join([_PAIRS[value >> shift & 1023] for shift in range(120, -1, -10)])
-
-
-def time_of_ulid_us(ulid: str) -> int:
-    """The time in the first 48 bits of a ULID, to the millisecond. Raises ValueError for a text that is none."""
-    digits = [_ALPHABET.index(digit) for digit in ulid[:10]]
-    return sum(digit << 5 * place for place, digit in enumerate(reversed(digits))) * 1_000

@@ -274,13 +274,16 @@ class Journal(Protocol):
         """Excludes fragments that have expired at `now_us`, even if they are not forgotten yet."""
         ...
 
-    async def list_events(self, uid: str, after_revision: int, limit: int, about: str = "") -> list[Recorded]:
+    async def list_events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
         """Committed transitions after `after_revision`, ascending; fewer than `limit` if they are large, but at least
-        one if there is any.
+        one if there is any."""
+        ...
 
-        With `about`, the id of a fragment: `limit` counts the transitions that are searched. Returned are those with
-        events that concern the fragment, with these events alone, and the last one that was searched.
-        """
+    async def list_fragment_events(
+        self, uid: str, fragment: str, after_revision: int, limit: int
+    ) -> tuple[list[Recorded], bool]:
+        """Committed transitions after `after_revision` that concern the fragment, ascending, with these events alone:
+        as many as `limit` events need. The flag says whether there are later ones."""
         ...
 
     # ---- versions

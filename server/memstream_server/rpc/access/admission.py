@@ -15,6 +15,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -27,6 +29,13 @@ REFUSAL_WAIT_MAX_S = 1.0
 """up to this."""
 ACCOUNTS_MAX = 4_096
 """Principals whose rates are kept; beyond this, those with a full bucket are dropped."""
+
+NAME_MAX = 120
+"""Characters of a client's name that are kept."""
+CLIENTS_OF_OWNER_MAX = 20
+"""Clients of one principal, or of one address, that are kept;"""
+OWNERS_MAX = 200
+"""of as many principals or addresses."""
 
 OPEN_STREAMS_OF_PEER_MAX = 16
 """Streams without identification of one connection, such as health watches,"""
@@ -59,6 +68,70 @@ class Rate:
         self._paid_until[principal] = max(self._paid_until.get(principal, full), full) + amount / self.per_s
 
 
+@dataclass(slots=True)
+class Client:
+    """A program that calls the server: by what it says it is, who it is, and where it is."""
+
+    name: str
+    """Its user agent, which nobody has checked: at most NAME_MAX characters, those that are not printable escaped."""
+    principal: str
+    address: str
+    """Of its machine, or of the proxy before it, without the port."""
+    first_us: int
+    last_us: int
+    calls: int = 0
+    """Calls and streams since the first one that is counted."""
+    streams: int = 0
+    """Open now."""
+
+
+class Clients:
+    """The latest clients. Those of one principal (without one: of one address) replace each other, so that a caller
+    with many names pushes nobody else out."""
+
+    def __init__(self, clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000) -> None:
+        self._clock_us = clock_us
+        self._found: dict[tuple[str, str], dict[str, Client]] = {}
+        """By (principal, address if there is none): by name and address, the latest last."""
+
+    @contextmanager
+    def count_call(self, principal: str, context: Any, what: str) -> Iterator[None]:
+        """Counts a call or stream until the end of the block."""
+        client = self._enter(principal, context)
+        client.calls += 1
+        client.streams += what == "streams"
+        try:
+            yield
+        finally:
+            client.streams -= what == "streams"
+
+    def list_latest(self) -> list[Client]:
+        """The latest call first."""
+        found = [client for some in self._found.values() for client in some.values()]
+        return sorted(found, key=lambda client: -client.last_us)
+
+    def _enter(self, principal: str, context: Any) -> Client:
+        said = next((value for key, value in context.invocation_metadata() or () if key == "user-agent"), "")
+        address = str(context.peer()).rpartition(":")[0] or str(context.peer())
+        owner = (principal, "" if principal else address)
+        known = self._found.pop(owner, {})
+        self._found[owner] = known  # the latest last
+        key = f"{address} {said}"
+        now_us = self._clock_us()
+        client = known.pop(key, None) or Client(_printable_name(said), principal, address, now_us, now_us)
+        known[key], client.last_us = client, now_us
+        if len(known) > CLIENTS_OF_OWNER_MAX:
+            del known[next(iter(known))]
+        if len(self._found) > OWNERS_MAX:
+            del self._found[next(iter(self._found))]
+        return client
+
+
+def _printable_name(said: str | bytes) -> str:
+    text = said if isinstance(said, str) else said.decode("latin-1")
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text[:NAME_MAX])[:NAME_MAX]
+
+
 class Admission:
     """Counts by principal. A limit of 0 is none."""
 
@@ -79,6 +152,7 @@ class Admission:
         self._rates = rates if any(per_s.values()) else []
         self._cpu = Rate("caller_cpu_s_per_s", cpu_s_per_s, now_s)
         self._refusals = Rate("", REFUSALS_PER_S, now_s)
+        self.clients = Clients()
 
     @property
     def limits_cost(self) -> bool:

@@ -104,7 +104,7 @@ class OpenAccessInterceptor(grpc.aio.ServerInterceptor):
     """Replaces AuthorizationInterceptor if the server has no authentication."""
 
     def __init__(self) -> None:
-        self._admission = Admission()
+        self.admission = Admission()
 
     async def identify_holder(self, _path: str, context: Any) -> str:
         """The connection that the bytes of a request are charged to."""
@@ -124,7 +124,7 @@ class OpenAccessInterceptor(grpc.aio.ServerInterceptor):
         return (
             None
             if handler is None
-            else wrap_handler(handler, UnidentifiedCall(self._admission, handler_call_details.method))
+            else wrap_handler(handler, UnidentifiedCall(self.admission, handler_call_details.method))
         )
 
 
@@ -147,7 +147,7 @@ def _wrap_unary(
     async def answer(requests: Requests, context: _Context) -> Any:
         try:
             await call.identify_caller(requests, context)
-            with call.count_open(what):
+            with call.count_open(what), call.count_client(context, what):
                 return await handle(await call.read_request(requests, context, many), context)
         finally:
             call.end()
@@ -164,7 +164,7 @@ def _wrap_stream(
     async def stream(requests: Requests, context: _Context) -> AsyncIterator[Any]:
         try:
             await call.identify_caller(requests, context)
-            with call.count_open("streams"):
+            with call.count_open("streams"), call.count_client(context, "streams"):
                 async with aclosing(handle(await call.read_request(requests, context, many), context)) as answers:
                     async for answer in answers:
                         await call.recheck(context)
@@ -200,6 +200,10 @@ class UnidentifiedCall:
         if self._on_account or what != "streams":
             return nullcontext()
         return self._admission.open_stream(self._peer)
+
+    def count_client(self, context: _Context, what: str) -> AbstractContextManager[None]:
+        """Counts the call among those of its client; health checks are nobody's."""
+        return self._admission.clients.count_call("", context, what) if self._on_account else nullcontext()
 
     async def read_request(self, requests: Requests, _context: _Context, many: bool) -> Any:
         """The handler's input."""
@@ -238,6 +242,10 @@ class AuthorizedCall:
     def count_open(self, what: str) -> AbstractContextManager[None]:
         """Counts the call or stream of its caller. Raises QuotaExceeded."""
         return self._interceptor.admission.count_open(self._principal, what)
+
+    def count_client(self, context: _Context, what: str) -> AbstractContextManager[None]:
+        """Counts the call among those of its client."""
+        return self._interceptor.admission.clients.count_call(self._principal, context, what)
 
     async def read_request(self, requests: Requests, context: _Context, many: bool) -> Any:
         """The handler's input. Raises PermissionDenied, OperationNotFound, QuotaExceeded."""

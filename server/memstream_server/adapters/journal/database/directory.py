@@ -279,7 +279,7 @@ def open_database(
             with engine.begin() as connection:
                 migrate.upgrade_tables(connection)
                 sqlite.probe_damage(connection)
-            migrate.finish_counting(engine.begin)
+            migrate.finish_migrating(engine.begin)
             checkpoints = Checkpoints(journal_path(data_dir))
         with sqlite.translating_errors():
             checkpoints.checkpoint()  # of the log of a killed server; of a file that others wrote it reads all pages

@@ -1,7 +1,7 @@
 """Migrate a journal's tables to this server's version, in one transaction that holds the write lock.
 
 What must read all rows follows in transactions of its own, slice by slice, before the server serves
-(`finish_counting`).
+(`finish_migrating`).
 
 A new SQLite journal gets its tables directly from the schema: Alembic would take a tenth of a server's first start.
 Every other journal runs the migrations. A test checks that both ways give the same tables.
@@ -21,7 +21,8 @@ from sqlalchemy import Connection, text
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
-from memstream_server.adapters.journal.sql import byte_counts, schema
+from memstream_server.adapters.journal.sql import byte_counts, codec, schema
+from memstream_server.core.events import list_concerned
 from memstream_server.ports.journal.errors import Unreadable
 
 log = structlog.get_logger(__name__)
@@ -29,6 +30,11 @@ log = structlog.get_logger(__name__)
 REPORT_INTERVAL_S = 2.0
 SLICE_ROWS = 50_000
 """Rows that one transaction counts, of those that were there before the triggers."""
+SLICE_EVENTS = 1_000
+"""Revisions whose fragments one transaction enters: a revision may name thousands."""
+UNENTERED = "unentered_events"
+"""Name in `meta` of the mark of migration 0022: the key of the last revision whose fragments are entered."""
+_EVENTS = text("SELECT key, payload FROM events WHERE key > :after ORDER BY key LIMIT :limit")
 _MARK = text("SELECT value FROM meta WHERE name = :name")
 _SET_MARK = text("UPDATE meta SET value = :value WHERE name = :name")
 _UNMARK = text("DELETE FROM meta WHERE name = :name")
@@ -65,23 +71,45 @@ def upgrade_tables(connection: Connection) -> None:
         run_migrations(connection, revision)
 
 
-def finish_counting(begin: Callable[[], AbstractContextManager[Connection]]) -> None:
-    """Count the rows that a migration has left to be counted, or continue where a start that was killed has ended.
+def finish_migrating(begin: Callable[[], AbstractContextManager[Connection]]) -> None:
+    """Read the rows that migrations have left to be read, or continue where a start that was killed has ended.
 
-    `begin` begins a transaction in which no other server counts.
+    `begin` begins a transaction in which no other server does so.
     """
-    slices, reports, reported_s = 0, 0, time.monotonic()
-    while True:
-        with begin() as connection:
-            table = count_slice(connection)
-        if table is None:
-            break
-        slices += 1
-        if time.monotonic() - reported_s >= REPORT_INTERVAL_S:
-            reports, reported_s = reports + 1, time.monotonic()
-            log.info("journal_counts_rows", table=table, rows=slices * SLICE_ROWS)
-    if reports:
-        log.info("journal_counted_rows", slices=slices)
+    steps = (("journal_counts_rows", count_slice, SLICE_ROWS), ("journal_enters_events", enter_slice, SLICE_EVENTS))
+    for line, read, rows in steps:
+        slices, reports, reported_s = 0, 0, time.monotonic()
+        while True:
+            with begin() as connection:
+                table = read(connection)
+            if table is None:
+                break
+            slices += 1
+            if time.monotonic() - reported_s >= REPORT_INTERVAL_S:
+                reports, reported_s = reports + 1, time.monotonic()
+                log.info(line, table=table, rows=slices * rows)
+        if reports:
+            log.info(line, slices=slices, done=True)
+
+
+def enter_slice(connection: Connection, rows: int = SLICE_EVENTS) -> str | None:
+    """Enter the fragments of the next revisions after the mark of migration 0022; None if there are none left."""
+    marked = connection.execute(_MARK, {"name": UNENTERED}).scalar_one_or_none()
+    if marked is None:
+        return None
+    page = connection.execute(_EVENTS, {"after": int(marked), "limit": rows}).all()
+    named = [
+        {"memory": key >> schema.POSITION_BITS, "fragment": fragment, "revision": schema.key_position(key)}
+        for key, blob in page
+        for fragment in list_concerned(codec.decode_events(blob))
+    ]
+    if named:
+        connection.execute(schema.event_fragments.insert(), named)
+    if len(page) < rows:
+        connection.execute(_UNMARK, {"name": UNENTERED})
+    else:
+        connection.execute(_SET_MARK, {"name": UNENTERED, "value": str(page[-1][0])})
+    return "events"
 
 
 def count_slice(connection: Connection, rows: int = SLICE_ROWS) -> str | None:

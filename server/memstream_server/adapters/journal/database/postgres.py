@@ -265,7 +265,7 @@ def open_database(url: str, *, readers: int, shared: bool = False, lease_s: floa
             _lock_tables(connection)
             former = migrate.read_revision(connection)
             migrate.upgrade_tables(connection)
-        migrate.finish_counting(database.begin_migrating)
+        migrate.finish_migrating(database.begin_migrating)
         if former not in (None, migrate.HEAD):
             logger.warning("migrated the tables from revision %s to %s; PostgreSQL has no copy", former, migrate.HEAD)
     except DBAPIError as error:

@@ -7,7 +7,7 @@ counts under a name of its own until it is published; a deleted memory counts un
 On PostgreSQL every server adds to rows of its own, its shard, so that no server waits for another; the sum counts.
 
 Migration 0021 makes the triggers: to change one, add a migration that does as it does. Migration 0018 leaves a mark,
-and every open counts the rows that are there, slice by slice, until the mark is gone (`finish_counting` of migrate.py):
+and every open counts the rows that are there, slice by slice, until the mark is gone (`finish_migrating`, migrate.py):
 a start that is killed loses one slice, and no server serves before all rows are counted.
 """
 

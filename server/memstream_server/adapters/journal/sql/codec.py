@@ -162,12 +162,6 @@ def decode_events(blob: bytes) -> tuple[Event, ...]:
     return _decode_blob(_events, _expand_events(blob))
 
 
-def find_events(blob: bytes, text: str) -> tuple[Event, ...]:
-    """The events if one of them has the text, else none: a search of the bytes takes a tenth of the decoding."""
-    expanded = _expand_events(blob)
-    return _decode_blob(_events, expanded) if text.encode() in expanded else ()
-
-
 def _expand_events(blob: bytes) -> bytes:
     if blob[:1] != _COMPRESSED:
         return blob

@@ -14,6 +14,7 @@ from memstream_server.adapters.journal.sql.answers import ANSWER_KEPT_US
 from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS, fetch_pages, fetch_rows, split_ids
 from memstream_server.adapters.journal.sql.compiled_statements import run_compiled
 from memstream_server.adapters.journal.sql.schema import (
+    event_fragments,
     events,
     fragments,
     jobs,
@@ -26,6 +27,7 @@ from memstream_server.adapters.journal.sql.schema import (
     outbox,
     receipts,
     requests,
+    row_key,
 )
 from memstream_server.adapters.journal.sql.writes import SPACES
 from memstream_server.core.values import FragmentKind, MemoryKind, Tier
@@ -127,6 +129,16 @@ _EVENTS = (
     select(events.c.key, events.c.time_us, events.c.payload)
     .where(events.c.key.between(_low, _high))
     .order_by(events.c.key)
+    .limit(_limit)
+)
+_REVISIONS_OF_FRAGMENT = (
+    select(event_fragments.c.revision)
+    .where(
+        event_fragments.c.memory == _number,
+        event_fragments.c.fragment == bindparam("fragment"),
+        event_fragments.c.revision > bindparam("after"),
+    )
+    .order_by(event_fragments.c.revision)
     .limit(_limit)
 )
 _ANSWER = select(requests).where(requests.c.request == bindparam("r"), requests.c.time_us >= bindparam("since"))
@@ -306,7 +318,7 @@ def count_fragments(connection: Connection, uid: str, now_us: int | None = None)
     )
 
 
-def read_events(connection: Connection, uid: str, after_revision: int, limit: int, about: str = "") -> list[Recorded]:
+def read_events(connection: Connection, uid: str, after_revision: int, limit: int) -> list[Recorded]:
     number = find_number(connection, uid)
     if number is None:
         return []
@@ -314,17 +326,34 @@ def read_events(connection: Connection, uid: str, after_revision: int, limit: in
     found: list[Recorded] = []
     size = 0
     for row, time_us, blob in fetch_pages(connection, _EVENTS, low + max(after_revision + 1, 0), high, limit):
-        if about:
-            if found and not found[-1].events:
-                found.pop()  # it was only the last one so far
-            events = tuple(each for each in codec.find_events(blob, about) if each.concerns(about))
-        else:
-            events = codec.decode_events(blob)
+        events = codec.decode_events(blob)
         size += len(events) * _EVENT_BYTES
         if found and size > EVENTS_BYTES_MAX:
             break
         found.append(Recorded(key_position(row), time_us, events))
     return found
+
+
+def read_fragment_events(
+    connection: Connection, uid: str, fragment: str, after_revision: int, limit: int
+) -> tuple[list[Recorded], bool]:
+    """The events in at least `limit` numbers, of whole transitions, and whether there are later ones."""
+    number = find_number(connection, uid)
+    if number is None:
+        return [], False
+    given = {"number": number, "fragment": fragment, "after": after_revision, "limit": limit + 1}
+    revisions = list(connection.execute(_REVISIONS_OF_FRAGMENT, given).scalars())
+    found: list[Recorded] = []
+    count = 0
+    for revision in revisions:
+        key = row_key(number, revision)
+        ((_, time_us, blob),) = fetch_rows(connection, _EVENTS, {"low": key, "high": key, "limit": 1})
+        events = tuple(each for each in codec.decode_events(blob) if each.concerns(fragment))
+        found.append(Recorded(revision, time_us, events))
+        count += len(events)
+        if count >= limit:
+            break
+    return found, len(found) < len(revisions)
 
 
 # ---- answers, jobs

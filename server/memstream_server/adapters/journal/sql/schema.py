@@ -236,6 +236,15 @@ events = Table(  # one row per revision
     Column("payload", LargeBinary, nullable=False),
 )
 
+event_fragments = Table(  # to find the events of a fragment: the revisions of the log that name it
+    "event_fragments",
+    metadata,
+    Column("memory", BigInteger, primary_key=True, autoincrement=False),
+    Column("fragment", TEXT, primary_key=True),
+    Column("revision", BigInteger, primary_key=True, autoincrement=False),
+    sqlite_with_rowid=False,
+)
+
 recall_receipts = Table(  # the key has the revision of the commit that wrote the receipt
     "recall_receipts",
     metadata,
@@ -305,7 +314,7 @@ Index("jobs_oldest", jobs.c.create_time_us, jobs.c.id)
 
 KEYED_TABLES = (vectors, versions, observations, events, recall_receipts, blocks, fragments)
 """Tables with rows of a memory, by `key`."""
-NUMBERED_TABLES = (producers, receipts, anchors, jobs, conflicts, memory_labels)
+NUMBERED_TABLES = (producers, receipts, anchors, jobs, conflicts, memory_labels, event_fragments)
 """Tables with rows of a memory, by its number in `memory`. Deletion and `memstream verify` read both tuples."""
 
 

@@ -30,8 +30,10 @@ from memstream_server.adapters.journal.sql.schema import (
     KEYED_TABLES,
     NUMBERED_TABLES,
     deletions,
+    event_fragments,
     events,
     fragments,
+    key_position,
     key_range,
     memories,
     memory_labels,
@@ -42,7 +44,7 @@ from memstream_server.adapters.journal.sql.schema import (
     receipts,
     row_key,
 )
-from memstream_server.core.events import Event
+from memstream_server.core.events import Event, list_concerned
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict, JournalError, NamespaceFull
 from memstream_server.ports.journal.records import Answer, Labels, MemoryRecord, Producer
@@ -89,6 +91,16 @@ _CUTS_AND_DELETIONS = tuple(
     )
     for t in KEYED_TABLES
 )
+_CUT_EVENTS = (
+    select(event_fragments.c.fragment)
+    .where(event_fragments.c.memory == _number)
+    .order_by(event_fragments.c.fragment)
+    .offset(SLICE_ROWS)
+    .limit(1)
+)
+_DROP_EVENTS = delete(event_fragments).where(
+    event_fragments.c.memory == _number, event_fragments.c.fragment <= bindparam("until")
+)
 _BY_NUMBER = tuple(delete(t).where(t.c.memory == _number) for t in NUMBERED_TABLES)
 _NOTE_DELETION = insert(deletions).from_select(
     ["number", "uid", "namespace"],
@@ -133,11 +145,22 @@ _RECEIVED = bulk.build_update(
 _OBSERVATIONS = bulk.build_insert(observations)
 _RECEIPTS = bulk.build_insert(receipts)
 _EVENTS = bulk.build_insert(events)
+_EVENT_FRAGMENTS = bulk.build_insert(event_fragments)
 _FIRST_PENDING = select(func.min(observations.c.first_sequence)).where(
     observations.c.key.between(_low, _high), observations.c.producer == bindparam("producer")
 )
-_OLDEST_EVENTS = select(events.c.key, events.c.time_us).where(events.c.key.between(_low, _high)).order_by(events.c.key)
+_OLDEST_EVENTS = (
+    select(events.c.key, events.c.time_us, events.c.payload)
+    .where(events.c.key.between(_low, _high))
+    .order_by(events.c.key)
+)
 _PRUNE = delete(events).where(events.c.key.between(_low, _high))
+_PRUNE_FRAGMENTS = bulk.Bulk(
+    "WITH given (memory, fragment, revision) AS (VALUES ",
+    3,
+    ") DELETE FROM event_fragments WHERE (memory, fragment, revision) IN"
+    " (SELECT memory, fragment, revision FROM given)",
+)
 _META = update(meta).where(meta.c.name == bindparam("n")).values(value=bindparam("v"))
 
 
@@ -255,6 +278,10 @@ def purge_slice(connection: Connection) -> bool:
         connection.execute(deletion, keys)
         if last is not None:
             return True
+    last = connection.execute(_CUT_EVENTS, {"m": number}).scalar_one_or_none()
+    if last is not None:
+        connection.execute(_DROP_EVENTS, {"m": number, "until": last})
+        return True
     for statement in _BY_NUMBER:
         connection.execute(statement, {"m": number})
     connection.execute(_PURGED, {"m": number})
@@ -384,6 +411,10 @@ def append_events(connection: Connection, happened: Sequence[tuple[int, int, int
         (row_key(number, revision), time_us, codec.encode_events(each)) for number, revision, time_us, each in happened
     ]
     bulk.write_rows(connection, _EVENTS, rows)
+    named = [
+        (number, fragment, revision) for number, revision, _, each in happened for fragment in list_concerned(each)
+    ]
+    bulk.write_rows(connection, _EVENT_FRAGMENTS, named)
 
 
 def prune_events(connection: Connection, uid: str, before_us: int, limit: int) -> int:
@@ -393,5 +424,11 @@ def prune_events(connection: Connection, uid: str, before_us: int, limit: int) -
     oldest = connection.execute(_OLDEST_EVENTS.limit(limit), {"low": low, "high": high}).all()
     old = list(takewhile(lambda row: row[1] < before_us, oldest))
     if old:
+        named = [
+            (number, fragment, key_position(key))
+            for key, _, payload in old
+            for fragment in list_concerned(codec.decode_events(payload))
+        ]
+        bulk.write_rows(connection, _PRUNE_FRAGMENTS, named)
         connection.execute(_PRUNE, {"low": low, "high": old[-1][0]})
     return len(old)

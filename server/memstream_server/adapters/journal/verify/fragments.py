@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from sqlalchemy import BigInteger, Boolean, Connection, Row, Select, bindparam, func, select
 
-from memstream_server.adapters.journal.sql import codec
+from memstream_server.adapters.journal.database.migrate import UNENTERED
+from memstream_server.adapters.journal.sql import codec, reads
 from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS, fetch_pages, fetch_rows
 from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT
 from memstream_server.adapters.journal.sql.schema import (
     anchors,
+    event_fragments,
     events,
     fragments,
     key_position,
@@ -21,7 +24,7 @@ from memstream_server.adapters.journal.sql.schema import (
     vectors,
 )
 from memstream_server.adapters.journal.sql.vector_forms import has_valid_length
-from memstream_server.core.events import Event, EventType
+from memstream_server.core.events import Event, EventType, list_concerned
 from memstream_server.core.replay_events import GONE, Place, fold_event, fold_known, list_differences, place_of
 from memstream_server.core.values import Enhancement, Fragment, Tier
 from memstream_server.ports.journal.errors import JournalError
@@ -44,6 +47,9 @@ _FRAGMENTS: Select[*tuple[Any, ...]] = (
 )
 _EVENTS = (
     select(events.c.key, events.c.payload).where(events.c.key.between(_low, _high)).order_by(events.c.key).limit(_limit)
+)
+_ENTRIES = select(event_fragments.c.fragment, event_fragments.c.revision).where(
+    event_fragments.c.memory == bindparam("number")
 )
 _ANCHORS = select(
     anchors.c.id,
@@ -283,7 +289,7 @@ def _check_outbox(checking: _MemoryCheck, listing: _FragmentTable) -> dict[str, 
 def _check_log(checking: _MemoryCheck, listing: _FragmentTable, entered: dict[str, None]) -> bool:
     """Returns whether the log has an erasure, or does not begin with the memory."""
     places: dict[str, Place] = {}
-    first = last = 0
+    first = last = named = 0
     is_erased = False
     for key, payload in checking.fetch_pages(_EVENTS):
         revision = key_position(key)
@@ -297,6 +303,7 @@ def _check_log(checking: _MemoryCheck, listing: _FragmentTable, entered: dict[st
         except JournalError as error:
             checking.add_violation("revisions", f"revision {revision} cannot be read: {error}")
             continue
+        named += sum(_sum_entry(id_, revision) for id_ in list_concerned(happened))
         for event in happened:
             is_erased = is_erased or event.type is EventType.ERASED
             _fold_event(checking, places, event, revision, whole=first == 1)
@@ -309,6 +316,7 @@ def _check_log(checking: _MemoryCheck, listing: _FragmentTable, entered: dict[st
                 )
     if last != checking.memory.revision:
         checking.add_violation("revisions", f"the log ends at {last}, the memory is at {checking.memory.revision}")
+    _check_entries(checking, named)
     _compare_places(checking, listing, places, whole=first == 1)
     if first != 1:
         checking.report.compacted[checking.name] = first
@@ -318,6 +326,19 @@ def _check_log(checking: _MemoryCheck, listing: _FragmentTable, entered: dict[st
     for id_ in entered:
         checking.add_violation("outbox", "waits to be indexed and was never in this memory", id_)
     return is_erased
+
+
+def _sum_entry(fragment: str, revision: int) -> int:
+    return 1 << 64 | crc32(f"{fragment} {revision}".encode())
+
+
+def _check_entries(checking: _MemoryCheck, named: int) -> None:
+    """`named`: the sum over what the log names. The entries by which events are found are these, once all are made."""
+    if reads.meta_value(checking.connection, UNENTERED) is not None:
+        return
+    found = sum(_sum_entry(*row) for row in checking.connection.execute(_ENTRIES, {"number": checking.memory.number}))
+    if found != named:
+        checking.add_violation("revisions", "events are not found by the fragments that they concern, or by others")
 
 
 def _fold_event(checking: _MemoryCheck, places: dict[str, Place], event: Event, revision: int, *, whole: bool) -> None:

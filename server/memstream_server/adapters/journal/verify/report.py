@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 CHECKS = {
     "memories": "memories whose record can be read",
-    "revisions": "transitions, without a gap, up to the memory's revision",
+    "revisions": "transitions, without a gap, up to the memory's revision, found by the fragments that they concern",
     "fragments": "fragments as their events say: tier, importance, enhancements, sources, forgotten or not",
     "columns": "fragments whose columns match their record",
     "anchors": "short-term data, of held fragments only",

@@ -1422,7 +1422,7 @@ export const ListFragmentEventsRequestSchema: GenMessage<ListFragmentEventsReque
   messageDesc(file_memstream_v1_memory_service, 32);
 
 /**
- * A page of events. A page may be empty and not the last one: the server reads a bounded part of the log for it.
+ * A page of events.
  *
  * @generated from message memstream.v1.ListFragmentEventsResponse
  */
