@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file memstream/v1/server_service.proto.
  */
 export const file_memstream_v1_server_service: GenFile = /*@__PURE__*/
-  fileDesc("CiFtZW1zdHJlYW0vdjEvc2VydmVyX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSIYChZHZXRTZXJ2ZXJTdGF0dXNSZXF1ZXN0IpwEChdHZXRTZXJ2ZXJTdGF0dXNSZXNwb25zZRIuCgpzdGFydF90aW1lGAEgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBItCglyZWFkX3RpbWUYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhYKDnJlc2lkZW50X2J5dGVzGAMgASgDEhUKDW1hY2hpbmVfYnl0ZXMYBCABKAMSEwoLY3B1X3NlY29uZHMYBSABKAESEgoKZGF0YV9ieXRlcxgGIAEoAxIXCg9kaXNrX2ZyZWVfYnl0ZXMYByABKAMSGAoQZGlza190b3RhbF9ieXRlcxgIIAEoAxIXCg9hY3RpdmVfbWVtb3JpZXMYCSABKAMSFAoMYWN0aXZlX2J5dGVzGAogASgDEg8KB2JhY2tsb2cYCyABKAMSDgoGb3V0Ym94GAwgASgDEioKB3N0cmVhbXMYDSADKAsyGS5tZW1zdHJlYW0udjEuT3BlblN0cmVhbXMSEQoJcHJvZHVjZXJzGA4gASgDEhAKCHdhdGNoZXJzGA8gASgDEiYKBHJwY3MYECADKAsyGC5tZW1zdHJlYW0udjEuUnBjRmlndXJlcxIUCgxvYnNlcnZhdGlvbnMYESABKAMSDwoHcmVjYWxscxgSIAEoAxInCghzZXR0aW5ncxgTIAMoCzIVLm1lbXN0cmVhbS52MS5TZXR0aW5nIisKC09wZW5TdHJlYW1zEgsKA3JwYxgBIAEoCRIPCgdzdHJlYW1zGAIgASgDIosBCgpScGNGaWd1cmVzEgsKA3JwYxgBIAEoCRINCgVjYWxscxgCIAEoAxIOCgZmYWlsZWQYAyABKAMSKQoGbWVkaWFuGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEiYKA3A5ORgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiI1CgdTZXR0aW5nEgwKBG5hbWUYASABKAkSDQoFdmFsdWUYAiABKAkSDQoFZ2l2ZW4YAyABKAgiFgoUR2V0U2VydmVySW5mb1JlcXVlc3QimAMKFUdldFNlcnZlckluZm9SZXNwb25zZRIPCgd2ZXJzaW9uGAEgASgJEi4KCnN0YXJ0X3RpbWUYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi4KDGNhcGFiaWxpdGllcxgDIAMoDjIYLm1lbXN0cmVhbS52MS5DYXBhYmlsaXR5EiQKBmxpbWl0cxgEIAEoCzIULm1lbXN0cmVhbS52MS5MaW1pdHMSLwoJZW1iZWRkaW5nGAUgASgLMhwubWVtc3RyZWFtLnYxLkVtYmVkZGluZ01vZGVsEhQKDHNjb3Jlcl9tb2RlbBgGIAEoCRIVCg1pbnNpZ2h0X21vZGVsGAcgASgJEg0KBWluZGV4GAggASgJEhAKCGRlZ3JhZGVkGAkgASgJEg8KB2pvdXJuYWwYCiABKAkSLQoLbW9kZWxfdXNhZ2UYCyADKAsyGC5tZW1zdHJlYW0udjEuTW9kZWxVc2FnZRIpCgZtb2RlbHMYDCADKAsyGS5tZW1zdHJlYW0udjEuTW9kZWxTdGF0dXMi8wEKC01vZGVsU3RhdHVzEgwKBHJvbGUYASABKAkSDQoFbW9kZWwYAiABKAkSJwoFc3RhdGUYAyABKA4yGC5tZW1zdHJlYW0udjEuTW9kZWxTdGF0ZRI1ChFsYXN0X3N1Y2Nlc3NfdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASNQoRbGFzdF9mYWlsdXJlX3RpbWUYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhwKFGNvbnNlY3V0aXZlX2ZhaWx1cmVzGAYgASgDEhIKCmxhc3RfZXJyb3IYByABKAkifQoKTW9kZWxVc2FnZRIMCgRyb2xlGAEgASgJEg0KBW1vZGVsGAIgASgJEhAKCHJlcXVlc3RzGAMgASgDEg4KBmZhaWxlZBgEIAEoAxIVCg1wcm9tcHRfdG9rZW5zGAUgASgDEhkKEWNvbXBsZXRpb25fdG9rZW5zGAYgASgDIpwDCgZMaW1pdHMSGQoRY29udGVudF9ieXRlc19tYXgYASABKAUSEQoJYmF0Y2hfbWF4GAIgASgFEhsKE3dpbmRvd19vYnNlcnZhdGlvbnMYAyABKAUSFAoMd2luZG93X2J5dGVzGAQgASgDEhkKEW1lc3NhZ2VfYnl0ZXNfbWF4GAUgASgFEhYKDm5hbWVfYnl0ZXNfbWF4GAYgASgFEhoKEm1ldGFkYXRhX2J5dGVzX21heBgHIAEoBRIYChByZWNhbGxfbGltaXRfbWF4GAggASgFEh0KFXF1ZXJpZXNfaW5fZmxpZ2h0X21heBgJIAEoBRI3ChRyZXF1ZXN0X2lkX3JldGVudGlvbhgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIaChJtZXNzYWdlX2ZpZWxkc19tYXgYCyABKAUSHgoWY29ubmVjdGlvbl9zdHJlYW1zX21heBgMIAEoBRIaChJjYWxsZXJfc3RyZWFtc19tYXgYDSABKAUSGAoQY2FsbGVyX2NhbGxzX21heBgOIAEoBSJyCg5FbWJlZGRpbmdNb2RlbBIMCgRuYW1lGAEgASgJEhEKCWRpbWVuc2lvbhgCIAEoBRISCgpjb3NpbmVfbG93GAMgASgBEhMKC2Nvc2luZV9oaWdoGAQgASgBEhYKDnNpbWlsYXJpdHlfbWluGAUgASgBKnQKCk1vZGVsU3RhdGUSGwoXTU9ERUxfU1RBVEVfVU5TUEVDSUZJRUQQABIXChNNT0RFTF9TVEFURV9VTktOT1dOEAESFwoTTU9ERUxfU1RBVEVfU0VSVklORxACEhcKE01PREVMX1NUQVRFX0ZBSUxJTkcQAyqKAgoKQ2FwYWJpbGl0eRIaChZDQVBBQklMSVRZX1VOU1BFQ0lGSUVEEAASFAoQQ0FQQUJJTElUWV9XQVRDSBABEhwKGENBUEFCSUxJVFlfQ09OVkVSU0FUSU9OUxACEhgKFENBUEFCSUxJVFlfTElGRUNZQ0xFEAMSFAoQQ0FQQUJJTElUWV9FUkFTRRAEEhUKEUNBUEFCSUxJVFlfRVhQT1JUEAUSGQoVQ0FQQUJJTElUWV9PUEVSQVRJT05TEAYSGQoVQ0FQQUJJTElUWV9SRUZMRUNUSU9OEAcSGAoUQ0FQQUJJTElUWV9TVUJTQ1JJQkUQCBIVChFDQVBBQklMSVRZX0JMT0NLUxAJMskBCg1TZXJ2ZXJTZXJ2aWNlElgKDUdldFNlcnZlckluZm8SIi5tZW1zdHJlYW0udjEuR2V0U2VydmVySW5mb1JlcXVlc3QaIy5tZW1zdHJlYW0udjEuR2V0U2VydmVySW5mb1Jlc3BvbnNlEl4KD0dldFNlcnZlclN0YXR1cxIkLm1lbXN0cmVhbS52MS5HZXRTZXJ2ZXJTdGF0dXNSZXF1ZXN0GiUubWVtc3RyZWFtLnYxLkdldFNlcnZlclN0YXR1c1Jlc3BvbnNlQlMKEGRldi5tZW1zdHJlYW0udjFCElNlcnZlclNlcnZpY2VQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("CiFtZW1zdHJlYW0vdjEvc2VydmVyX3NlcnZpY2UucHJvdG8SDG1lbXN0cmVhbS52MSIYChZHZXRTZXJ2ZXJTdGF0dXNSZXF1ZXN0IskEChdHZXRTZXJ2ZXJTdGF0dXNSZXNwb25zZRIuCgpzdGFydF90aW1lGAEgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBItCglyZWFkX3RpbWUYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhYKDnJlc2lkZW50X2J5dGVzGAMgASgDEhUKDW1hY2hpbmVfYnl0ZXMYBCABKAMSEwoLY3B1X3NlY29uZHMYBSABKAESEgoKZGF0YV9ieXRlcxgGIAEoAxIXCg9kaXNrX2ZyZWVfYnl0ZXMYByABKAMSGAoQZGlza190b3RhbF9ieXRlcxgIIAEoAxIXCg9hY3RpdmVfbWVtb3JpZXMYCSABKAMSFAoMYWN0aXZlX2J5dGVzGAogASgDEg8KB2JhY2tsb2cYCyABKAMSDgoGb3V0Ym94GAwgASgDEioKB3N0cmVhbXMYDSADKAsyGS5tZW1zdHJlYW0udjEuT3BlblN0cmVhbXMSEQoJcHJvZHVjZXJzGA4gASgDEhAKCHdhdGNoZXJzGA8gASgDEiYKBHJwY3MYECADKAsyGC5tZW1zdHJlYW0udjEuUnBjRmlndXJlcxIUCgxvYnNlcnZhdGlvbnMYESABKAMSDwoHcmVjYWxscxgSIAEoAxInCghzZXR0aW5ncxgTIAMoCzIVLm1lbXN0cmVhbS52MS5TZXR0aW5nEisKB2NsaWVudHMYFCADKAsyGi5tZW1zdHJlYW0udjEuU2VydmVyQ2xpZW50IskBCgxTZXJ2ZXJDbGllbnQSDAoEbmFtZRgBIAEoCRIRCglwcmluY2lwYWwYAiABKAkSDwoHYWRkcmVzcxgDIAEoCRIzCg9maXJzdF9jYWxsX3RpbWUYBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjIKDmxhc3RfY2FsbF90aW1lGAUgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBINCgVjYWxscxgGIAEoAxIPCgdzdHJlYW1zGAcgASgDIisKC09wZW5TdHJlYW1zEgsKA3JwYxgBIAEoCRIPCgdzdHJlYW1zGAIgASgDIosBCgpScGNGaWd1cmVzEgsKA3JwYxgBIAEoCRINCgVjYWxscxgCIAEoAxIOCgZmYWlsZWQYAyABKAMSKQoGbWVkaWFuGAQgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEiYKA3A5ORgFIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbiI1CgdTZXR0aW5nEgwKBG5hbWUYASABKAkSDQoFdmFsdWUYAiABKAkSDQoFZ2l2ZW4YAyABKAgiFgoUR2V0U2VydmVySW5mb1JlcXVlc3QimAMKFUdldFNlcnZlckluZm9SZXNwb25zZRIPCgd2ZXJzaW9uGAEgASgJEi4KCnN0YXJ0X3RpbWUYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi4KDGNhcGFiaWxpdGllcxgDIAMoDjIYLm1lbXN0cmVhbS52MS5DYXBhYmlsaXR5EiQKBmxpbWl0cxgEIAEoCzIULm1lbXN0cmVhbS52MS5MaW1pdHMSLwoJZW1iZWRkaW5nGAUgASgLMhwubWVtc3RyZWFtLnYxLkVtYmVkZGluZ01vZGVsEhQKDHNjb3Jlcl9tb2RlbBgGIAEoCRIVCg1pbnNpZ2h0X21vZGVsGAcgASgJEg0KBWluZGV4GAggASgJEhAKCGRlZ3JhZGVkGAkgASgJEg8KB2pvdXJuYWwYCiABKAkSLQoLbW9kZWxfdXNhZ2UYCyADKAsyGC5tZW1zdHJlYW0udjEuTW9kZWxVc2FnZRIpCgZtb2RlbHMYDCADKAsyGS5tZW1zdHJlYW0udjEuTW9kZWxTdGF0dXMi8wEKC01vZGVsU3RhdHVzEgwKBHJvbGUYASABKAkSDQoFbW9kZWwYAiABKAkSJwoFc3RhdGUYAyABKA4yGC5tZW1zdHJlYW0udjEuTW9kZWxTdGF0ZRI1ChFsYXN0X3N1Y2Nlc3NfdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASNQoRbGFzdF9mYWlsdXJlX3RpbWUYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhwKFGNvbnNlY3V0aXZlX2ZhaWx1cmVzGAYgASgDEhIKCmxhc3RfZXJyb3IYByABKAkifQoKTW9kZWxVc2FnZRIMCgRyb2xlGAEgASgJEg0KBW1vZGVsGAIgASgJEhAKCHJlcXVlc3RzGAMgASgDEg4KBmZhaWxlZBgEIAEoAxIVCg1wcm9tcHRfdG9rZW5zGAUgASgDEhkKEWNvbXBsZXRpb25fdG9rZW5zGAYgASgDIpwDCgZMaW1pdHMSGQoRY29udGVudF9ieXRlc19tYXgYASABKAUSEQoJYmF0Y2hfbWF4GAIgASgFEhsKE3dpbmRvd19vYnNlcnZhdGlvbnMYAyABKAUSFAoMd2luZG93X2J5dGVzGAQgASgDEhkKEW1lc3NhZ2VfYnl0ZXNfbWF4GAUgASgFEhYKDm5hbWVfYnl0ZXNfbWF4GAYgASgFEhoKEm1ldGFkYXRhX2J5dGVzX21heBgHIAEoBRIYChByZWNhbGxfbGltaXRfbWF4GAggASgFEh0KFXF1ZXJpZXNfaW5fZmxpZ2h0X21heBgJIAEoBRI3ChRyZXF1ZXN0X2lkX3JldGVudGlvbhgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIaChJtZXNzYWdlX2ZpZWxkc19tYXgYCyABKAUSHgoWY29ubmVjdGlvbl9zdHJlYW1zX21heBgMIAEoBRIaChJjYWxsZXJfc3RyZWFtc19tYXgYDSABKAUSGAoQY2FsbGVyX2NhbGxzX21heBgOIAEoBSJyCg5FbWJlZGRpbmdNb2RlbBIMCgRuYW1lGAEgASgJEhEKCWRpbWVuc2lvbhgCIAEoBRISCgpjb3NpbmVfbG93GAMgASgBEhMKC2Nvc2luZV9oaWdoGAQgASgBEhYKDnNpbWlsYXJpdHlfbWluGAUgASgBKnQKCk1vZGVsU3RhdGUSGwoXTU9ERUxfU1RBVEVfVU5TUEVDSUZJRUQQABIXChNNT0RFTF9TVEFURV9VTktOT1dOEAESFwoTTU9ERUxfU1RBVEVfU0VSVklORxACEhcKE01PREVMX1NUQVRFX0ZBSUxJTkcQAyqKAgoKQ2FwYWJpbGl0eRIaChZDQVBBQklMSVRZX1VOU1BFQ0lGSUVEEAASFAoQQ0FQQUJJTElUWV9XQVRDSBABEhwKGENBUEFCSUxJVFlfQ09OVkVSU0FUSU9OUxACEhgKFENBUEFCSUxJVFlfTElGRUNZQ0xFEAMSFAoQQ0FQQUJJTElUWV9FUkFTRRAEEhUKEUNBUEFCSUxJVFlfRVhQT1JUEAUSGQoVQ0FQQUJJTElUWV9PUEVSQVRJT05TEAYSGQoVQ0FQQUJJTElUWV9SRUZMRUNUSU9OEAcSGAoUQ0FQQUJJTElUWV9TVUJTQ1JJQkUQCBIVChFDQVBBQklMSVRZX0JMT0NLUxAJMskBCg1TZXJ2ZXJTZXJ2aWNlElgKDUdldFNlcnZlckluZm8SIi5tZW1zdHJlYW0udjEuR2V0U2VydmVySW5mb1JlcXVlc3QaIy5tZW1zdHJlYW0udjEuR2V0U2VydmVySW5mb1Jlc3BvbnNlEl4KD0dldFNlcnZlclN0YXR1cxIkLm1lbXN0cmVhbS52MS5HZXRTZXJ2ZXJTdGF0dXNSZXF1ZXN0GiUubWVtc3RyZWFtLnYxLkdldFNlcnZlclN0YXR1c1Jlc3BvbnNlQlMKEGRldi5tZW1zdHJlYW0udjFCElNlcnZlclNlcnZpY2VQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
 
 /**
  * Requests the status of the server.
@@ -169,6 +169,14 @@ export type GetServerStatusResponse = Message<"memstream.v1.GetServerStatusRespo
    * @generated from field: repeated memstream.v1.Setting settings = 19;
    */
   settings: Setting[];
+
+  /**
+   * The clients that called last, the latest first: at most 20 of one principal (without authentication: of one address),
+   * and of 200 principals.
+   *
+   * @generated from field: repeated memstream.v1.ServerClient clients = 20;
+   */
+  clients: ServerClient[];
 };
 
 /**
@@ -177,6 +185,69 @@ export type GetServerStatusResponse = Message<"memstream.v1.GetServerStatusRespo
  */
 export const GetServerStatusResponseSchema: GenMessage<GetServerStatusResponse> = /*@__PURE__*/
   messageDesc(file_memstream_v1_server_service, 1);
+
+/**
+ * A program that calls the server. Calls of health checks and of other protocols are not counted.
+ *
+ * @generated from message memstream.v1.ServerClient
+ */
+export type ServerClient = Message<"memstream.v1.ServerClient"> & {
+  /**
+   * Its user agent, as it says: nobody has checked it. At most 120 characters; those that are not printable are escaped.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * Its identity: key:NAME, jwt:SUBJECT or uri:URI. Empty without authentication, and for calls that need none.
+   *
+   * @generated from field: string principal = 2;
+   */
+  principal: string;
+
+  /**
+   * The address of its machine, or of the proxy in front of it, without the port.
+   *
+   * @generated from field: string address = 3;
+   */
+  address: string;
+
+  /**
+   * When its first call began, and
+   *
+   * @generated from field: google.protobuf.Timestamp first_call_time = 4;
+   */
+  firstCallTime?: Timestamp | undefined;
+
+  /**
+   * its last one.
+   *
+   * @generated from field: google.protobuf.Timestamp last_call_time = 5;
+   */
+  lastCallTime?: Timestamp | undefined;
+
+  /**
+   * Calls and streams that it began.
+   *
+   * @generated from field: int64 calls = 6;
+   */
+  calls: bigint;
+
+  /**
+   * Its streams that are open.
+   *
+   * @generated from field: int64 streams = 7;
+   */
+  streams: bigint;
+};
+
+/**
+ * Describes the message memstream.v1.ServerClient.
+ * Use `create(ServerClientSchema)` to create a new message.
+ */
+export const ServerClientSchema: GenMessage<ServerClient> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_server_service, 2);
 
 /**
  * The open streams of one rpc.
@@ -204,7 +275,7 @@ export type OpenStreams = Message<"memstream.v1.OpenStreams"> & {
  * Use `create(OpenStreamsSchema)` to create a new message.
  */
 export const OpenStreamsSchema: GenMessage<OpenStreams> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 2);
+  messageDesc(file_memstream_v1_server_service, 3);
 
 /**
  * The ended calls of one rpc since the server's start.
@@ -254,7 +325,7 @@ export type RpcFigures = Message<"memstream.v1.RpcFigures"> & {
  * Use `create(RpcFiguresSchema)` to create a new message.
  */
 export const RpcFiguresSchema: GenMessage<RpcFigures> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 3);
+  messageDesc(file_memstream_v1_server_service, 4);
 
 /**
  * A setting of the server.
@@ -289,7 +360,7 @@ export type Setting = Message<"memstream.v1.Setting"> & {
  * Use `create(SettingSchema)` to create a new message.
  */
 export const SettingSchema: GenMessage<Setting> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 4);
+  messageDesc(file_memstream_v1_server_service, 5);
 
 /**
  * Requests information about the server.
@@ -304,7 +375,7 @@ export type GetServerInfoRequest = Message<"memstream.v1.GetServerInfoRequest"> 
  * Use `create(GetServerInfoRequestSchema)` to create a new message.
  */
 export const GetServerInfoRequestSchema: GenMessage<GetServerInfoRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 5);
+  messageDesc(file_memstream_v1_server_service, 6);
 
 /**
  * What the server is.
@@ -403,7 +474,7 @@ export type GetServerInfoResponse = Message<"memstream.v1.GetServerInfoResponse"
  * Use `create(GetServerInfoResponseSchema)` to create a new message.
  */
 export const GetServerInfoResponseSchema: GenMessage<GetServerInfoResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 6);
+  messageDesc(file_memstream_v1_server_service, 7);
 
 /**
  * The status of one model's calls since the server's start. A call is a request with its retries.
@@ -466,7 +537,7 @@ export type ModelStatus = Message<"memstream.v1.ModelStatus"> & {
  * Use `create(ModelStatusSchema)` to create a new message.
  */
 export const ModelStatusSchema: GenMessage<ModelStatus> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 7);
+  messageDesc(file_memstream_v1_server_service, 8);
 
 /**
  * The use of a model in one role since the server's start.
@@ -523,7 +594,7 @@ export type ModelUsage = Message<"memstream.v1.ModelUsage"> & {
  * Use `create(ModelUsageSchema)` to create a new message.
  */
 export const ModelUsageSchema: GenMessage<ModelUsage> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 8);
+  messageDesc(file_memstream_v1_server_service, 9);
 
 /**
  * The limits of a server.
@@ -638,7 +709,7 @@ export type Limits = Message<"memstream.v1.Limits"> & {
  * Use `create(LimitsSchema)` to create a new message.
  */
 export const LimitsSchema: GenMessage<Limits> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 9);
+  messageDesc(file_memstream_v1_server_service, 10);
 
 /**
  * An embedding model: its space and how its cosines are scaled.
@@ -687,7 +758,7 @@ export type EmbeddingModel = Message<"memstream.v1.EmbeddingModel"> & {
  * Use `create(EmbeddingModelSchema)` to create a new message.
  */
 export const EmbeddingModelSchema: GenMessage<EmbeddingModel> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_server_service, 10);
+  messageDesc(file_memstream_v1_server_service, 11);
 
 /**
  * Whether a model answers.
