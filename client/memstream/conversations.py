@@ -211,12 +211,14 @@ class Conversation:
         ttl: timedelta | None = None,
         create: bool = False,
         absent: bool = False,
+        feed_memory: str | None = None,
     ) -> ConversationSummary:
-        """Sets labels and time to live (zero for none); None keeps them.
+        """Sets labels, time to live (zero for none) and the memory of the namespace that its messages feed (empty for
+        none); None keeps them.
 
         create: creates the conversation if it does not exist. absent: creates it; raises MemoryExists if it exists.
         """
-        request = update_to_wire(UpdateConversation(self.name, labels, ttl, create, absent))
+        request = update_to_wire(UpdateConversation(self.name, labels, ttl, create, absent, feed_memory))
         request.namespace, request.request_id = self.namespace, new_request_id()
         answer = await self._link.call(self._link.conversations.UpdateConversation, request)
         return conversation_from_wire(answer.conversation)

@@ -112,6 +112,8 @@ def conversation_from_wire(wire: conversation_service_pb2.Conversation) -> Conve
         expire_time=optional_timestamp_from_wire(wire.expire_time, wire.HasField("expire_time")),
         message_count=wire.message_count,
         update_time=timestamp_from_wire(wire.update_time),
+        feed_memory=wire.feed_memory,
+        fed_number=wire.fed_number,
     )
 
 

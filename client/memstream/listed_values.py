@@ -27,6 +27,7 @@ class FragmentOrder(StrEnum):
 class ConversationSummary:
     """A conversation of a namespace. `last_number`: of the last message it ever had, 0 if it never had one.
 
+    `feed_memory`: the memory that its messages feed, empty for none; `fed_number`: of the last one it was fed with.
     `ttl`, `expire_time`: None if it does not expire. `update_time`: when messages were appended, or labels, time to
     live or state set, for the last time.
     """
@@ -40,6 +41,8 @@ class ConversationSummary:
     expire_time: datetime | None
     message_count: int
     update_time: datetime
+    feed_memory: str
+    fed_number: int
 
 
 @dataclass(frozen=True, slots=True)

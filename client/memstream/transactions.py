@@ -61,6 +61,7 @@ class UpdateConversation:
     ttl: timedelta | None = None
     create: bool = False
     absent: bool = False
+    feed_memory: str | None = None
 
 
 @check_fields
@@ -125,6 +126,7 @@ def update_to_wire(write: UpdateConversation) -> pb.UpdateConversationRequest:
         conversation=write.conversation,
         labels=None if write.labels is None else pb.ConversationLabels(labels=dict(write.labels)),
         ttl=None if write.ttl is None else duration_to_wire(write.ttl),
+        feed_memory=write.feed_memory,
     )
     if write.absent:
         request.absent = True

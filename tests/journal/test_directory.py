@@ -195,11 +195,18 @@ def test_migration_removes_producers_of_request_ids(tmp_path: Path) -> None:
     engine.dispose()
 
 
+def undo_feeds(connection: Connection) -> None:
+    connection.exec_driver_sql("DROP INDEX conversations_feeding")
+    for column in ("feed_memory", "fed_number"):
+        connection.exec_driver_sql(f"ALTER TABLE conversations DROP COLUMN {column}")
+
+
 def undo_later(connection: Connection) -> None:
     """Undo what later migrations did to conversations, blocks and events; their triggers are gone."""
     connection.exec_driver_sql("ALTER TABLE memories DROP COLUMN block_version")
     for table in ("blocks", "message_bodies", "conversation_labels", "states", "event_fragments"):
         connection.exec_driver_sql(f"DROP TABLE {table}")
+    undo_feeds(connection)
     for index in ("conversations_latest", "conversations_expire"):
         connection.exec_driver_sql(f"DROP INDEX {index}")
     connection.exec_driver_sql("DROP INDEX messages_client_id")
@@ -287,6 +294,7 @@ async def test_events_are_entered_again_after_each_kill(data_dir: Path, monkeypa
     engine = sqlite.writer_engine(data_dir / "journal.db")
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE event_fragments")
+        undo_feeds(connection)
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0021'")
     engine.dispose()
     enter_slice, calls = migrate.enter_slice, 0

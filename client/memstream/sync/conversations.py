@@ -145,12 +145,16 @@ class Conversation(Handle):
         ttl: timedelta | None = None,
         create: bool = False,
         absent: bool = False,
+        feed_memory: str | None = None,
     ) -> ConversationSummary:
-        """Sets labels and time to live (zero for none); None keeps them.
+        """Sets labels, time to live (zero for none) and the memory of the namespace that its messages feed (empty for
+        none); None keeps them.
 
         create: creates the conversation if it does not exist. absent: creates it; raises MemoryExists if it exists.
         """
-        return LOOP.run(self._inner.update(labels=labels, ttl=ttl, create=create, absent=absent))
+        return LOOP.run(
+            self._inner.update(labels=labels, ttl=ttl, create=create, absent=absent, feed_memory=feed_memory)
+        )
 
     def delete(self) -> int:
         """Deletes it with messages, plans and state; returns how many messages it had."""

@@ -552,6 +552,8 @@ class Conversation(_message.Message):
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     MESSAGE_COUNT_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
+    FEED_MEMORY_FIELD_NUMBER: _builtins.int
+    FED_NUMBER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     last_number: _builtins.int
@@ -560,6 +562,10 @@ class Conversation(_message.Message):
     """Whether it is completed."""
     message_count: _builtins.int
     """How many messages it has."""
+    feed_memory: _builtins.str
+    """The memory of its namespace that its messages feed. Empty: none."""
+    fed_number: _builtins.int
+    """Number of the last message that it was fed with."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was started."""
@@ -592,10 +598,12 @@ class Conversation(_message.Message):
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         message_count: _builtins.int = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
+        feed_memory: _builtins.str = ...,
+        fed_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "ttl", b"ttl", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed", "create_time", b"create_time", "expire_time", b"expire_time", "labels", b"labels", "last_number", b"last_number", "message_count", b"message_count", "name", b"name", "ttl", b"ttl", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed", "create_time", b"create_time", "expire_time", b"expire_time", "fed_number", b"fed_number", "feed_memory", b"feed_memory", "labels", b"labels", "last_number", b"last_number", "message_count", b"message_count", "name", b"name", "ttl", b"ttl", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1710,6 +1718,7 @@ class UpdateConversationRequest(_message.Message):
     ALLOW_MISSING_FIELD_NUMBER: _builtins.int
     ABSENT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    FEED_MEMORY_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The namespace."""
     conversation: _builtins.str
@@ -1720,6 +1729,13 @@ class UpdateConversationRequest(_message.Message):
     """The conversation must not exist; it is created. Otherwise the call ends with MEMORY_EXISTS."""
     request_id: _builtins.str
     """A repeat with the same id returns the first answer."""
+    feed_memory: _builtins.str
+    """The memory of the namespace that its messages feed from now on, beginning with the first; empty for none. Unset
+    keeps it. Each message with a text becomes an observation, once, in the background: role, speaker (`name`, or
+    `sender`), time, the conversation as session, and the external id `CONVERSATION#NUMBER`. The text is `content`, or
+    else what `body` has as `content`, `text` or `parts`; one above 32 KiB is left out. A message that is replaced or
+    deleted after it was fed changes no fragment.
+    """
     @_builtins.property
     def labels(self) -> Global___ConversationLabels:
         """All its labels from now on; unset keeps them."""
@@ -1738,13 +1754,19 @@ class UpdateConversationRequest(_message.Message):
         allow_missing: _builtins.bool = ...,
         absent: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        feed_memory: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "allow_missing", b"allow_missing", "existence", b"existence", "labels", b"labels", "ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_feed_memory", b"_feed_memory", "absent", b"absent", "allow_missing", b"allow_missing", "existence", b"existence", "feed_memory", b"feed_memory", "labels", b"labels", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "allow_missing", b"allow_missing", "conversation", b"conversation", "existence", b"existence", "labels", b"labels", "namespace", b"namespace", "request_id", b"request_id", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_feed_memory", b"_feed_memory", "absent", b"absent", "allow_missing", b"allow_missing", "conversation", b"conversation", "existence", b"existence", "feed_memory", b"feed_memory", "labels", b"labels", "namespace", b"namespace", "request_id", b"request_id", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__feed_memory: _TypeAlias = _typing.Literal["feed_memory"]  # noqa: Y015
+    _WhichOneofArgType__feed_memory: _TypeAlias = _typing.Literal["_feed_memory", b"_feed_memory"]  # noqa: Y015
     _WhichOneofReturnType_existence: _TypeAlias = _typing.Literal["allow_missing", "absent"]  # noqa: Y015
     _WhichOneofArgType_existence: _TypeAlias = _typing.Literal["existence", b"existence"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__feed_memory) -> _WhichOneofReturnType__feed_memory | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_existence) -> _WhichOneofReturnType_existence | None: ...
 
 Global___UpdateConversationRequest: _TypeAlias = UpdateConversationRequest  # noqa: Y015

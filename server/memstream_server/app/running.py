@@ -93,7 +93,7 @@ async def run_server(
         engine = await _start_engine(stack, parts, space, journal, used, settings)
         poll_s = parts.storage.poll_interval_s
         conversations = Conversations(
-            journal.conversations, journal, clock, poll_s, parts.runtime.limits, engine.fragments
+            journal.conversations, journal, clock, poll_s, parts.runtime.limits, engine.fragments, engine.feeds
         )
         server = create_server(engine, conversations, settings, metrics, access, tracing)
         address = await server.start(settings.listen, access.credentials)

@@ -59,6 +59,7 @@ from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Answer
 
 if TYPE_CHECKING:
+    from memstream_server.engine.background.feeds import Feeds
     from memstream_server.engine.fragments import Fragments
     from memstream_server.engine.requests import NewObservation, Put
 
@@ -105,12 +106,14 @@ class Conversations:
         quiet_s: float = 5.0,
         limits: Limits = NO_LIMITS,
         fragments: Fragments | None = None,
+        feeds: Feeds | None = None,
     ) -> None:
         """quiet_s: how often an idle watch reads the store. Writes of other processes wake no watch of this one.
 
-        fragments: of all memories, for transactions that put some.
+        fragments: of all memories, for transactions that put some. feeds: are notified of messages.
         """
         self._fragments = fragments
+        self._feeds = feeds
         self._store = store
         self._journal = journal
         self._clock = clock
@@ -217,7 +220,8 @@ class Conversations:
     ) -> ConversationRecord:
         """The conversation as changed."""
         await self._check_bytes(conversation.namespace)
-        return await _map_errors(self._store.update_conversation(conversation, change, self._clock.now_us(), answer))
+        updating = self._store.update_conversation(conversation, change, self._clock.now_us(), answer)
+        return await self._write_shielded([], updating)
 
     async def delete_conversation(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
         """How many messages it had. Watches wait for another one of that name."""
@@ -340,6 +344,8 @@ class Conversations:
         for conversation in changed:
             for event in self._waiting.get(conversation, ()):
                 event.set()
+        if self._feeds is not None:
+            self._feeds.notify()
         return written
 
 

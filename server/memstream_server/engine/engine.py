@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.engine.background.compaction import Compaction
+from memstream_server.engine.background.feeds import Feeds
 from memstream_server.engine.background.indexer import Indexer
 from memstream_server.engine.background.jobs import Jobs
 from memstream_server.engine.background.missing_vectors import MissingVectors
@@ -131,6 +132,7 @@ class Engine:
         self.blocks = Blocks(storage.blocks, storage.journal, runtime.clock, storage.poll_interval_s, runtime.limits)
         self.conflicts = Conflicts(storage, runtime, self._registry)
         self.fragments = Fragments(storage, models, runtime, self._registry)
+        self.feeds = Feeds(storage, runtime, self.fragments)
         self.past = Past(storage, models, runtime, self._registry)
         self.recall_receipts = RecallReceipts(storage, models, runtime, self._registry, self.past, self._recaller)
         self.transfers = Transfers(
@@ -166,6 +168,7 @@ class Engine:
         self._missing_vectors.start()
         self._retention.start()
         self._compaction.start()
+        self.feeds.start()
         self._enforcing_bounds = asyncio.create_task(self._enforce_bounds())
         await self.transfers.start()
         if self.ownership.shared:
@@ -214,6 +217,7 @@ class Engine:
         await self.transfers.stop()
         await self._retention.stop()
         await self._compaction.stop()
+        await self.feeds.stop()
         await self._missing_vectors.stop()
         await self._jobs.stop()
         await self._reinforcement.stop()

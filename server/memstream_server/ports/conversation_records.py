@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
@@ -71,6 +71,26 @@ class ConversationRecord:
     completed: bool
     create_time_us: int
     update_time_us: int
+    feed_memory: str = ""
+    """Name of the memory of the namespace that it feeds; empty: none."""
+    fed_number: int = 0
+    """Of the last message that it was fed with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A conversation whose messages above `fed_number` are to feed a memory of its namespace."""
+
+    number: int
+    """Of the conversation in the store."""
+    conversation: ConversationName
+    memory: str
+    fed_number: int
+    last_number: int
+
+    def from_number(self, fed_number: int) -> Feed:
+        """The same, fed up to this message."""
+        return replace(self, fed_number=fed_number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +109,15 @@ class ConversationQuery:
 
 @dataclass(frozen=True, slots=True)
 class ConversationChange:
-    """Labels and time to live to set; None keeps them, a `ttl_us` of 0 ends it."""
+    """Labels, time to live and memory to feed to set; None keeps them. A `ttl_us` of 0 ends it, an empty
+    memory the feed. Another memory is fed from the first message."""
 
     labels: Labels | None = None
     ttl_us: int | None = None
     allow_missing: bool = False
     absent: bool = False
     """Create it. ConversationExists if it exists."""
+    feed_memory: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +154,20 @@ class SetState:
     version: int | None = None
 
 
-ConversationWrite: TypeAlias = AppendMessages | ReplaceMessage | UpdateConversation | SetState
-ConversationResult: TypeAlias = Appended | Message | ConversationRecord | State
+@dataclass(frozen=True, slots=True)
+class AdvanceFeed:
+    """Says that a conversation has fed its memory from one number to another. Raises PreconditionFailed if it does not
+    feed that memory, or has another `fed_number`."""
+
+    number: int
+    """Of the conversation in the store."""
+    memory: str
+    from_number: int
+    to_number: int
+
+
+ConversationWrite: TypeAlias = AppendMessages | ReplaceMessage | UpdateConversation | SetState | AdvanceFeed
+ConversationResult: TypeAlias = Appended | Message | ConversationRecord | State | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,6 +228,10 @@ class SessionStore(ConversationStore, Protocol):
     async def erase_user(self, namespace: str, user: str) -> tuple[int, bool]:
         """Delete the conversations with the label `user`, and the user's state; how many, and whether there was one.
         Stored answers that name one of them are emptied. In several writes: one that raises has erased some."""
+        ...
+
+    async def list_due_feeds(self, after: int, limit: int) -> list[Feed]:
+        """Those of conversations with a number above `after`, in that order."""
         ...
 
     async def write_together(self, joint: JointWrites) -> None:

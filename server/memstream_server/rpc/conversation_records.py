@@ -95,7 +95,11 @@ class SessionService(MessageService):
         ttl_us = None
         if request.HasField("ttl"):
             ttl_us = duration_us(found, "ttl", request.ttl) if request.ttl != Duration() else 0
-        return UpdateConversation(named, ConversationChange(labels, ttl_us, request.allow_missing, request.absent))
+        feed = request.feed_memory if request.HasField("feed_memory") else None
+        if feed:
+            check_name(found, "feed_memory", feed, self._limits)
+        change = ConversationChange(labels, ttl_us, request.allow_missing, request.absent, feed)
+        return UpdateConversation(named, change)
 
     async def delete_conversation(
         self, request: pb.DeleteConversationRequest, _context: _Context

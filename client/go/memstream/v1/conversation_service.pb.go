@@ -937,7 +937,11 @@ type Conversation struct {
 	// How many messages it has.
 	MessageCount int64 `protobuf:"varint,8,opt,name=message_count,json=messageCount,proto3" json:"message_count,omitempty"`
 	// When messages were appended, or labels, time to live or state set, for the last time.
-	UpdateTime    *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
+	UpdateTime *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
+	// The memory of its namespace that its messages feed. Empty: none.
+	FeedMemory string `protobuf:"bytes,10,opt,name=feed_memory,json=feedMemory,proto3" json:"feed_memory,omitempty"`
+	// Number of the last message that it was fed with.
+	FedNumber     int64 `protobuf:"varint,11,opt,name=fed_number,json=fedNumber,proto3" json:"fed_number,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1033,6 +1037,20 @@ func (x *Conversation) GetUpdateTime() *timestamppb.Timestamp {
 		return x.UpdateTime
 	}
 	return nil
+}
+
+func (x *Conversation) GetFeedMemory() string {
+	if x != nil {
+		return x.FeedMemory
+	}
+	return ""
+}
+
+func (x *Conversation) GetFedNumber() int64 {
+	if x != nil {
+		return x.FedNumber
+	}
+	return 0
 }
 
 // Which messages to list.
@@ -3277,7 +3295,13 @@ type UpdateConversationRequest struct {
 	//	*UpdateConversationRequest_Absent
 	Existence isUpdateConversationRequest_Existence `protobuf_oneof:"existence"`
 	// A repeat with the same id returns the first answer.
-	RequestId     string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The memory of the namespace that its messages feed from now on, beginning with the first; empty for none. Unset
+	// keeps it. Each message with a text becomes an observation, once, in the background: role, speaker (`name`, or
+	// `sender`), time, the conversation as session, and the external id `CONVERSATION#NUMBER`. The text is `content`, or
+	// else what `body` has as `content`, `text` or `parts`; one above 32 KiB is left out. A message that is replaced or
+	// deleted after it was fed changes no fragment.
+	FeedMemory    *string `protobuf:"bytes,8,opt,name=feed_memory,json=feedMemory,proto3,oneof" json:"feed_memory,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3368,6 +3392,13 @@ func (x *UpdateConversationRequest) GetAbsent() bool {
 func (x *UpdateConversationRequest) GetRequestId() string {
 	if x != nil {
 		return x.RequestId
+	}
+	return ""
+}
+
+func (x *UpdateConversationRequest) GetFeedMemory() string {
+	if x != nil && x.FeedMemory != nil {
+		return *x.FeedMemory
 	}
 	return ""
 }
@@ -4678,7 +4709,7 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x85\x01\n" +
 	"\x19ListConversationsResponse\x12@\n" +
 	"\rconversations\x18\x01 \x03(\v2\x1a.memstream.v1.ConversationR\rconversations\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xe5\x03\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xa5\x04\n" +
 	"\fConversation\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vlast_number\x18\x02 \x01(\x03R\n" +
@@ -4692,7 +4723,12 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"expireTime\x12#\n" +
 	"\rmessage_count\x18\b \x01(\x03R\fmessageCount\x12;\n" +
 	"\vupdate_time\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"updateTime\x1a9\n" +
+	"updateTime\x12\x1f\n" +
+	"\vfeed_memory\x18\n" +
+	" \x01(\tR\n" +
+	"feedMemory\x12\x1d\n" +
+	"\n" +
+	"fed_number\x18\v \x01(\x03R\tfedNumber\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf7\x03\n" +
@@ -4860,7 +4896,7 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\x06labels\x18\x01 \x03(\v2,.memstream.v1.ConversationLabels.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb1\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe7\x02\n" +
 	"\x19UpdateConversationRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
 	"\fconversation\x18\x02 \x01(\tR\fconversation\x128\n" +
@@ -4869,8 +4905,11 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\rallow_missing\x18\x05 \x01(\bH\x00R\fallowMissing\x12\x18\n" +
 	"\x06absent\x18\x06 \x01(\bH\x00R\x06absent\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\a \x01(\tR\trequestIdB\v\n" +
-	"\texistence\"\\\n" +
+	"request_id\x18\a \x01(\tR\trequestId\x12$\n" +
+	"\vfeed_memory\x18\b \x01(\tH\x01R\n" +
+	"feedMemory\x88\x01\x01B\v\n" +
+	"\texistenceB\x0e\n" +
+	"\f_feed_memory\"\\\n" +
 	"\x1aUpdateConversationResponse\x12>\n" +
 	"\fconversation\x18\x01 \x01(\v2\x1a.memstream.v1.ConversationR\fconversation\"|\n" +
 	"\x19DeleteConversationRequest\x12\x1c\n" +

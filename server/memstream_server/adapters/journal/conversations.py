@@ -22,6 +22,7 @@ from memstream_server.ports.conversation_records import (
     ConversationChange,
     ConversationQuery,
     ConversationRecord,
+    Feed,
     JointWrites,
     State,
     StateName,
@@ -249,6 +250,9 @@ class SqlConversations:
         keys = await self._read(lambda c: records.find_answers(c, namespace, names))
         if keys:
             await self._write(lambda c: records.empty_answers(c, keys), len(keys), False)
+
+    async def list_due_feeds(self, after: int, limit: int) -> list[Feed]:
+        return await self._read(lambda c: records.list_due_feeds(c, after, limit))
 
     async def write_together(self, joint: JointWrites) -> None:
         rows = sum(map(records.cost_rows, joint.writes))

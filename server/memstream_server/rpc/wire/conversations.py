@@ -271,6 +271,8 @@ def conversation_message(record: ConversationRecord) -> pb.Conversation:
         completed=record.completed,
         create_time=timestamp_message(record.create_time_us),
         update_time=timestamp_message(record.update_time_us),
+        feed_memory=record.feed_memory,
+        fed_number=record.fed_number,
     )
 
 

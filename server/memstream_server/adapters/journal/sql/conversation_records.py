@@ -25,6 +25,7 @@ from sqlalchemy import (
 from memstream_server.adapters.journal.sql import bulk, codec, messages
 from memstream_server.adapters.journal.sql.answers import put_answer
 from memstream_server.adapters.journal.sql.schema import (
+    FEED_DUE,
     conversation_labels,
     conversations,
     key_range,
@@ -37,12 +38,14 @@ from memstream_server.adapters.journal.sql.schema import (
 from memstream_server.adapters.journal.sql.schema import messages as message_rows
 from memstream_server.ports.conversation_records import (
     USER_LABEL,
+    AdvanceFeed,
     AppendMessages,
     ConversationChange,
     ConversationQuery,
     ConversationRecord,
     ConversationResult,
     ConversationWrite,
+    Feed,
     JointWrites,
     ReplaceMessage,
     SetState,
@@ -50,8 +53,10 @@ from memstream_server.ports.conversation_records import (
     StateDiffers,
     StateName,
     StateScope,
+    UpdateConversation,
 )
 from memstream_server.ports.conversations import ConversationExists, ConversationName, Details, NotThere
+from memstream_server.ports.journal.errors import PreconditionFailed
 from memstream_server.ports.journal.records import Labels
 
 _LAST = "\U0010ffff"
@@ -117,6 +122,8 @@ def update_record(
     if change.labels is not None:
         _put_labels(connection, conversation.namespace, row.number, change.labels)
     values: dict[str, Any] = {} if change.ttl_us is None else {"ttl_us": change.ttl_us or None}
+    if change.feed_memory not in (None, row.feed_memory):
+        values |= {"feed_memory": change.feed_memory, "fed_number": 0}
     if values:
         connection.execute(update(conversations).where(conversations.c.number == row.number).values(values))
     messages.touch_row(connection, row.number, now_us)
@@ -262,6 +269,8 @@ def _decode_row(row: Row[Any]) -> ConversationRecord:
         bool(row.completed),
         row.create_time_us,
         row.update_time_us,
+        row.feed_memory,
+        row.fed_number,
     )
 
 
@@ -359,8 +368,28 @@ def _apply(connection: Connection, write: ConversationWrite, now_us: int) -> Con
             return messages.replace_message(connection, write.conversation, write.message, now_us)
         case SetState():
             return set_state(connection, write.name, write.document, write.version, now_us)
-        case _:
+        case AdvanceFeed():
+            _advance_feed(connection, write)
+            return None
+        case UpdateConversation():
             return update_record(connection, write.conversation, write.change, now_us)
+
+
+def _advance_feed(connection: Connection, write: AdvanceFeed) -> None:
+    table = conversations.c
+    same = (table.number == write.number, table.feed_memory == write.memory, table.fed_number == write.from_number)
+    advanced = update(conversations).where(*same).values(fed_number=write.to_number)
+    if connection.execute(advanced).rowcount != 1:
+        raise PreconditionFailed("the conversation was deleted, or is fed otherwise now")
+
+
+def list_due_feeds(connection: Connection, after: int, limit: int) -> list[Feed]:
+    table = conversations.c
+    due = select(conversations).where(FEED_DUE, table.number > after).order_by(table.number).limit(limit)
+    return [
+        Feed(row.number, ConversationName(row.namespace, row.name), row.feed_memory, row.fed_number, row.last_number)
+        for row in connection.execute(due)
+    ]
 
 
 def cost_rows(write: ConversationWrite) -> int:

@@ -352,11 +352,15 @@ conversations = Table(  # keys of messages and plans combine the conversation's 
     Column("ttl_us", BigInteger),
     Column("update_time_us", BigInteger, nullable=False, server_default="0"),
     Column("expire_time_us", BigInteger),
+    Column("feed_memory", TEXT, nullable=False, server_default=""),
+    Column("fed_number", BigInteger, nullable=False, server_default="0"),  # of the last message it was fed with
     UniqueConstraint("namespace", "name", name="conversations_name"),
     sqlite_autoincrement=True,
 )
 Index("conversations_latest", conversations.c.namespace, conversations.c.update_time_us, conversations.c.number)
 Index("conversations_expire", conversations.c.expire_time_us, sqlite_where=text("expire_time_us IS NOT NULL"))
+FEED_DUE = text("feed_memory <> '' AND fed_number < last_number")
+Index("conversations_feeding", conversations.c.number, sqlite_where=FEED_DUE)
 
 conversation_labels = Table(  # to find conversations by label, as memory_labels
     "conversation_labels",

@@ -103,6 +103,9 @@ def _check_status(checking: _ConversationCheck) -> None:
     elif row.completed and (not row.completions or row.completed_number != row.last_number):
         text = f"completed {row.completions} times, the last at message {row.completed_number} of {row.last_number}"
         checking.add_violation("conversations", text)
+    if not 0 <= row.fed_number <= row.last_number:
+        text = f"has fed its memory up to message {row.fed_number}, its last is {row.last_number}"
+        checking.add_violation("conversations", text)
 
 
 def _check_messages(checking: _ConversationCheck) -> None:
