@@ -23,6 +23,7 @@ _FORMS: dict[str, dict[str, Any]] = {
     ".google.protobuf.FieldMask": {"type": "string"},
     ".google.protobuf.Struct": {"type": "object"},
     ".google.protobuf.Value": {},
+    ".google.protobuf.NullValue": {"type": "null"},
     ".google.protobuf.ListValue": {"type": "array"},
     ".google.rpc.Status": {"$ref": "#/components/schemas/Status"},
 }
@@ -40,7 +41,10 @@ _SCALARS: dict[str, dict[str, Any]] = {
     "STRING": {"type": "string"},
     "BYTES": {"type": "string", "contentEncoding": "base64"},
 }
-_PLAIN = {"description": "As a plain value, in requests.", "type": ["string", "number", "boolean"]}
+_PLAIN = {
+    "description": "As a plain value, in requests.",
+    "type": ["string", "number", "boolean", "null", "array", "object"],
+}
 _ANY = {"type": "object", "properties": {"@type": {"type": "string"}}, "additionalProperties": True}
 _STATUS = {
     "type": "object",

@@ -46,7 +46,7 @@ from memstream.transactions import SetState, TransactionResult, TransactionWrite
 from memstream.transfer import ExportPart, Source, export_parts, import_source
 from memstream.v1 import conversation_service_pb2, operation_service_pb2, server_service_pb2, stream_service_pb2
 from memstream.v1 import memory_service_pb2 as pb
-from memstream.values import MemoryKind, RecallOptions, Scope, Structured
+from memstream.values import Filter, MemoryKind, RecallOptions, Scope, Structured
 
 _LOOK_MIN_S, _LOOK_MAX_S = 0.01, 1.0
 """Polling interval of an operation: the first, and the longest."""
@@ -305,13 +305,14 @@ class Client:
         await self.memory(path).delete(etag=etag)
 
     def export(
-        self, namespace: str, memory: str = "", *, include_vectors: bool = False
+        self, namespace: str, memory: str = "", *, include_vectors: bool = False, filter: Filter | None = None
     ) -> AsyncGenerator[ExportPart, None]:
         """Exports a memory, or a namespace with its conversations, as JSON Lines; see docs/export.md.
 
         Each memory is a snapshot at one revision. The last line has the type "end"; without it the export is truncated.
+        With a filter, it has the matching fragments alone: no conversations, and no links to what it leaves out.
         """
-        return export_parts(self._link, namespace, memory, include_vectors)
+        return export_parts(self._link, namespace, memory, include_vectors, filter)
 
     async def import_(
         self,

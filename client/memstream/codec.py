@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import fields, replace
 from datetime import datetime
 from typing import TypeAlias, Unpack
@@ -10,6 +9,7 @@ from typing import TypeAlias, Unpack
 from memstream.argument_types import Moment, Several
 from memstream.channel import memory_path
 from memstream.conflict_values import ConflictDecision, ConflictRecord, Related, Suspicion
+from memstream.filter_codec import filter_to_wire
 from memstream.resources import Cursor, Event, FragmentVersion, ImportedFragment, ModelUse
 from memstream.status import error_from_status
 from memstream.v1 import (
@@ -24,11 +24,9 @@ from memstream.values import (
     BatchResult,
     EventReason,
     EventType,
-    Filter,
     Fragment,
     FragmentKind,
     MemoryKind,
-    MetadataValue,
     Observation,
     ObservationFields,
     Outcome,
@@ -48,7 +46,6 @@ from memstream.wiretypes import (
     invalid_field,
     members_by_number,
     metadata_from_wire,
-    metadata_value_from_wire,
     metadata_value_to_wire,
     optional_timestamp_from_wire,
     optional_timestamp_to_wire,
@@ -137,11 +134,6 @@ def ack_level_to_wire(level: AckLevel) -> stream_service_pb2.AckLevel.ValueType:
     return stream_service_pb2.AckLevel.Value(f"ACK_LEVEL_{AckLevel(level).name}")
 
 
-def tiers_to_wire(tiers: Several[Tier]) -> list[fragment_pb2.Tier.ValueType]:
-    """Tiers."""
-    return [fragment_pb2.Tier.Value(f"TIER_{Tier(tier).name}") for tier in tiers]
-
-
 def truth_to_wire(truth: Truth | None) -> fragment_pb2.Truth.ValueType:
     """Converts a truth; None lets the server choose."""
     return fragment_pb2.Truth.Value(f"TRUTH_{'UNSPECIFIED' if truth is None else Truth(truth).name}")
@@ -166,49 +158,6 @@ def event_types_to_wire(types: Several[EventType]) -> list[event_pb2.EventType.V
     """Event types."""
     with encoding("types"):
         return [event_pb2.EventType.Value(f"EVENT_TYPE_{EventType(each).name}") for each in types]
-
-
-def filter_to_wire(value: Filter) -> fragment_pb2.FragmentFilter:
-    """Converts a filter."""
-    with encoding("filter"):
-        return fragment_pb2.FragmentFilter(
-            sessions=value.sessions,
-            speakers=value.speakers,
-            kinds=[fragment_pb2.FragmentKind.Value(f"FRAGMENT_KIND_{FragmentKind(kind).name}") for kind in value.kinds],
-            tiers=tiers_to_wire(value.tiers),
-            observe_time_min=optional_timestamp_to_wire("filter.observe_time_min", value.observe_time_min),
-            observe_time_max=optional_timestamp_to_wire("filter.observe_time_max", value.observe_time_max),
-            importance_min=value.importance_min,
-            importance_max=value.importance_max,
-            metadata=[_condition(key, accepted) for key, accepted in value.metadata.items()],
-            exclude_ids=value.exclude_ids,
-            all_of=map(filter_to_wire, value.all_of),
-            any_of=map(filter_to_wire, value.any_of),
-            none_of=map(filter_to_wire, value.none_of),
-        )
-
-
-def _condition(key: str, accepted: MetadataValue | Collection[MetadataValue]) -> fragment_pb2.MetadataCondition:
-    values = [accepted] if isinstance(accepted, str) or not isinstance(accepted, Collection) else accepted
-    return fragment_pb2.MetadataCondition(
-        key=key, values=[metadata_value_to_wire(f"filter.metadata.{key}", each) for each in values]
-    )
-
-
-def filter_from_wire(wire: fragment_pb2.FragmentFilter) -> Filter:
-    """A filter."""
-    return Filter(
-        sessions=tuple(wire.sessions),
-        speakers=tuple(wire.speakers),
-        kinds=tuple(_FRAGMENT_KINDS[number] for number in wire.kinds if number in _FRAGMENT_KINDS),
-        tiers=tuple(_TIERS[number] for number in wire.tiers if number in _TIERS),
-        observe_time_min=optional_timestamp_from_wire(wire.observe_time_min, wire.HasField("observe_time_min")),
-        observe_time_max=optional_timestamp_from_wire(wire.observe_time_max, wire.HasField("observe_time_max")),
-        importance_min=wire.importance_min if wire.HasField("importance_min") else None,
-        importance_max=wire.importance_max if wire.HasField("importance_max") else None,
-        metadata={each.key: tuple(map(metadata_value_from_wire, each.values)) for each in wire.metadata},
-        exclude_ids=tuple(wire.exclude_ids),
-    )
 
 
 def query_to_wire(

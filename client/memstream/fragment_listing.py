@@ -8,7 +8,8 @@ from memstream.answer_codec import unmatched_from_wire
 from memstream.answer_values import Unmatched
 from memstream.argument_types import Moment
 from memstream.channel import Link, MemoryPath
-from memstream.codec import filter_to_wire, fragment_from_wire, set_as_of, truth_to_wire
+from memstream.codec import fragment_from_wire, set_as_of, truth_to_wire
+from memstream.filter_codec import filter_to_wire
 from memstream.listed_values import FragmentOrder
 from memstream.resources import Cursor
 from memstream.v1 import fragment_pb2

@@ -20,17 +20,16 @@ from memstream.codec import (
     batch_result_from_wire,
     conflict_from_wire,
     decision_to_wire,
-    filter_to_wire,
     fragment_from_wire,
     observation_to_wire,
     query_to_wire,
     role_to_wire,
     set_as_of,
     structured_to_wire,
-    tiers_to_wire,
     version_from_wire,
 )
 from memstream.conflict_values import ConflictDecision, ConflictRecord
+from memstream.filter_codec import filter_to_wire, tiers_to_wire
 from memstream.fragment_listing import FragmentListing, list_request, set_key
 from memstream.listed_codec import (
     iterate_conflicts,

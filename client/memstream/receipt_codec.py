@@ -7,7 +7,8 @@ from typing import cast
 
 from memstream.answer_codec import answer_from_wire, score_part_from_wire
 from memstream.channel import Link, MemoryPath, iterate_pages
-from memstream.codec import filter_from_wire, structured_from_wire, truth_from_wire
+from memstream.codec import structured_from_wire, truth_from_wire
+from memstream.filter_codec import filter_from_wire
 from memstream.policy_codec import policy_from_wire
 from memstream.receipt_values import DifferenceType, RankedFragment, RecallReceipt, Replay, ReplayDifference
 from memstream.v1 import memory_service_pb2 as pb

@@ -15,10 +15,12 @@ import grpc.aio
 from memstream.argument_types import quote_text
 from memstream.channel import Link, await_answer, memory_path, new_request_id, translate_errors
 from memstream.errors import InvalidArgument
+from memstream.filter_codec import filter_to_wire
 from memstream.kinds import kind_of
 from memstream.resource_codec import operation_from_wire
 from memstream.resources import Operation
 from memstream.v1 import memory_service_pb2 as pb
+from memstream.values import Filter
 
 _Import: TypeAlias = grpc.aio.StreamUnaryCall[pb.ImportMemoriesRequest, pb.ImportMemoriesResponse]
 LINE_PART_BYTES = 2 << 20
@@ -40,11 +42,16 @@ class ExportPart:
 
 
 async def export_parts(
-    link: Link, namespace: str, memory: str, include_vectors: bool
+    link: Link, namespace: str, memory: str, include_vectors: bool, chosen: Filter | None
 ) -> AsyncGenerator[ExportPart, None]:
     """See Client.export."""
     where = memory_path(f"{namespace}/{memory}") if memory else None
-    request = pb.ExportMemoriesRequest(namespace=namespace, memory=memory, include_vectors=include_vectors)
+    request = pb.ExportMemoriesRequest(
+        namespace=namespace,
+        memory=memory,
+        include_vectors=include_vectors,
+        filter=filter_to_wire(chosen) if chosen is not None else None,
+    )
     call = link.memories.ExportMemories(request, metadata=link.metadata(where))
     try:
         with translate_errors():

@@ -21,7 +21,10 @@ from memstream.errors import MemstreamError
 
 Vector: TypeAlias = Annotated[npt.NDArray[np.floating[Any]] | Sequence[float], VectorLike]
 """An embedding: one-dimensional, finite, of the server's dimension; sent as float32, normalised by the server."""
-MetadataValue: TypeAlias = str | int | float | bool
+MetadataValue: TypeAlias = str | int | float | bool | list[Any] | dict[str, Any] | None
+"""What JSON has: lists and dicts hold the same, eight deep at most."""
+Scalar: TypeAlias = str | int | float | bool | None
+"""A value of metadata that is neither a list nor a dict."""
 
 
 class Tier(StrEnum):
@@ -269,12 +272,37 @@ class Fragment:
 
 @check_fields
 @dataclass(frozen=True, slots=True)
-class Filter:
-    """Selects fragments; conditions are combined with AND, an empty one does not restrict.
+class Condition:
+    """Tests of one value of metadata; all that are given must hold, and one must be given.
 
-    `metadata` maps a key to its required value, or to a collection of accepted values.
-    `observe_time_min` is inclusive, `observe_time_max` exclusive. Filters inside: each of `all_of` holds too, at least
-    one of `any_of`, and none of `none_of`.
+    `values`: the value is one of these. `path`: names inside of dicts under the key, which lead to the value.
+    `at_least`, `above`, `at_most`, `below`: numbers compare with numbers, texts with texts. `time_min` (inclusive),
+    `time_max` (exclusive): the value is a text with a time of ISO 8601. `prefix`: it is a text that begins with this.
+    `exists`: whether there is a value; None is one. `any`: the value is a list, and one of its elements passes.
+    """
+
+    values: Several[MetadataValue] = ()
+    path: Several[str] = ()
+    at_least: str | int | float | None = None
+    above: str | int | float | None = None
+    at_most: str | int | float | None = None
+    below: str | int | float | None = None
+    time_min: datetime | None = None
+    time_max: datetime | None = None
+    prefix: str | None = None
+    exists: bool | None = None
+    any: bool = False
+
+
+@check_fields
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Selects fragments; conditions are combined with AND, an empty one does not restrict. `&`, `|` and `~` combine
+    filters.
+
+    `metadata` maps a key to its required value, to a collection of accepted values, or to a Condition. Times: `_min` is
+    inclusive, `_max` exclusive. Filters inside: each of `all_of` holds too, at least one of `any_of`, and none of
+    `none_of`. `expression`: a filter as text, which holds too: 'metadata.n >= 3 and not speaker = "Bob"'.
     """
 
     sessions: Several[str] = ()
@@ -285,13 +313,26 @@ class Filter:
     observe_time_max: datetime | None = None
     importance_min: float | None = None
     importance_max: float | None = None
-    metadata: Mapping[str, MetadataValue | Several[MetadataValue]] = field(
-        default_factory=dict[str, "MetadataValue | Several[MetadataValue]"]
+    metadata: Mapping[str, Scalar | Several[Scalar] | Condition] = field(
+        default_factory=dict[str, "Scalar | Several[Scalar] | Condition"]
     )
     exclude_ids: Several[str] = ()
     all_of: Several[Filter] = ()
     any_of: Several[Filter] = ()
     none_of: Several[Filter] = ()
+    external_id_prefixes: Several[str] = ()
+    create_time_min: datetime | None = None
+    create_time_max: datetime | None = None
+    expression: str = ""
+
+    def __and__(self, other: Filter) -> Filter:
+        return Filter(all_of=(self, other))
+
+    def __or__(self, other: Filter) -> Filter:
+        return Filter(any_of=(self, other))
+
+    def __invert__(self) -> Filter:
+        return Filter(none_of=(self,))
 
 
 @check_fields

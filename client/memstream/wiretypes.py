@@ -13,6 +13,7 @@ import numpy.typing as npt
 from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.internal.containers import MessageMap
+from google.protobuf.struct_pb2 import NULL_VALUE
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from memstream.argument_types import show_value
@@ -25,6 +26,8 @@ E = TypeVar("E", bound=StrEnum)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _METADATA = kind_of(MetadataValue)
+_DEPTH_MAX = 8
+"""Lists and dicts of metadata inside of one another."""
 
 
 def invalid_field(field: str, description: str) -> InvalidArgument:
@@ -93,7 +96,7 @@ def members_by_number(kind: type[E], descriptor: EnumDescriptor) -> dict[int, E]
     return {numbers[member.name]: member for member in kind if member.name in numbers}
 
 
-def metadata_value_to_wire(field: str, value: object) -> fragment_pb2.MetadataValue:
+def metadata_value_to_wire(field: str, value: object, depth: int = 0) -> fragment_pb2.MetadataValue:
     """Converts a metadata value; bool is checked before int, its base class."""
     _METADATA.check(field, value)
     if isinstance(value, bool):
@@ -104,6 +107,16 @@ def metadata_value_to_wire(field: str, value: object) -> fragment_pb2.MetadataVa
         return fragment_pb2.MetadataValue(int_value=int(value))
     if isinstance(value, float | np.floating):
         return fragment_pb2.MetadataValue(double_value=float(value))
+    if value is None:
+        return fragment_pb2.MetadataValue(null_value=NULL_VALUE)
+    if depth == _DEPTH_MAX:
+        raise invalid_field(field, f"is nested more than {_DEPTH_MAX} deep")
+    if isinstance(value, list):
+        held = [metadata_value_to_wire(f"{field}[{number}]", each, depth + 1) for number, each in enumerate(value)]
+        return fragment_pb2.MetadataValue(list_value=fragment_pb2.MetadataList(values=held))
+    if isinstance(value, dict):
+        entries = {name: metadata_value_to_wire(f"{field}.{name}", each, depth + 1) for name, each in value.items()}
+        return fragment_pb2.MetadataValue(map_value=fragment_pb2.MetadataMap(entries=entries))
     raise invalid_field(field, f"must be {_METADATA.name}, not {show_value(value)}")
 
 
@@ -121,7 +134,11 @@ def metadata_value_from_wire(value: fragment_pb2.MetadataValue) -> MetadataValue
         return value.double_value
     if kind == "bool_value":
         return value.bool_value
-    return value.string_value
+    if kind == "list_value":
+        return [metadata_value_from_wire(each) for each in value.list_value.values]
+    if kind == "map_value":
+        return {name: metadata_value_from_wire(each) for name, each in value.map_value.entries.items()}
+    return None if kind == "null_value" else value.string_value
 
 
 def pack_floats(number: int, vector: Vector) -> bytes:

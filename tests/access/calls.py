@@ -49,18 +49,19 @@ def request_of(method: MethodDescriptor) -> Message:
     return GetMessageClass(method.input_type)()
 
 
-def namespace_paths(message: Descriptor, prefix: str = "") -> Iterator[str]:
+def namespace_paths(message: Descriptor, prefix: str = "", outer: tuple[Descriptor, ...] = ()) -> Iterator[str]:
     """Paths of all text fields in a message that name a namespace."""
     for field in message.fields:
         if field.type == FieldDescriptor.TYPE_STRING and "namespace" in field.name:
             yield prefix + field.name
         elif (
-            field.message_type not in (None, message)  # filters are inside of filters
+            field.message_type is not None
+            and field.message_type not in (*outer, message)  # filters are inside of filters
             and field.name != "scopes"  # rpc/scopes.py checks each memory: tests/access/test_scopes.py
             and field.name != "writes"  # another namespace than the request's is refused: conversations/test_records.py
             and field.message_type.full_name.startswith("memstream.")
         ):
-            yield from namespace_paths(field.message_type, f"{prefix}{field.name}.")
+            yield from namespace_paths(field.message_type, f"{prefix}{field.name}.", (*outer, message))
 
 
 def put(request: Message, path: str, value: str) -> None:

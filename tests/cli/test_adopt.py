@@ -116,7 +116,7 @@ def test_adopted_hybrid_memory_accepts_observations(server: ServerProcess, lite:
             'notes:the "second"\\',
         )
         assert there.observe_time.timestamp() == 1_683_547_200.001
-        assert there.metadata == {"topic": '{"n": 1}'}
+        assert there.metadata == {"topic": {"n": 1}}
         exported = b"".join(part.lines for part in client.export("adopted", "joy", include_vectors=True))
 
         joy.update(policy={"sensory": {"capacity": 2}, "short_term": {"capacity": 2}})

@@ -51,7 +51,7 @@ def line(row: dict[str, Any], adoption: Adoption = PLAIN, position: int = 0) -> 
 def test_every_named_field_is_adopted() -> None:
     found = line(ROW, position=4)
     assert (found.content, found.speaker, found.session, found.importance) == ("I keep bees", "bob", "12", 0.9)
-    assert found.metadata == {"topic": "bees", "pages": 3, "tags": '["a", "ü"]'}
+    assert found.metadata == {"topic": "bees", "pages": 3, "tags": ["a", "ü"]}
     assert (found.external_id, found.position, found.tier.value) == ("notes:7", 4, "long_term")
     assert (found.observe_time_us, found.create_time_us) == (1_683_547_200_000_000, NOW_US)
     assert (found.vector, found.model, found.own_vector) == (None, "", False)

@@ -105,7 +105,7 @@ def test_observation_with_all_fields_is_encoded() -> None:
         {"embedding": np.zeros((2, 2))},
         {"embedding": []},
         {"metadata": {"k": 1 << 64}},
-        {"metadata": {"k": None}},
+        {"metadata": {"k": {1}}},
         {"ttl": timedelta(1), "expire_time": datetime(2026, 1, 1, tzinfo=UTC)},
         {"token_count": 1 << 40},
         {"speaker": 7},

@@ -21,9 +21,15 @@ from memstream_server.core.filters import (
     passes,
     visible,
 )
+from memstream_server.core.metadata import Condition
 from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier
 
-VALUES: st.SearchStrategy[MetadataValue] = st.sampled_from(["a", "b", 1, 0, 1.0, True, False, 2.5])
+SCALARS: st.SearchStrategy[MetadataValue] = st.sampled_from(
+    ["a", "ab", "2026-05-08", "2026-05-08T01:00:00+02:00", 1, 0, 1.0, True, False, 2.5, None]
+)
+VALUES: st.SearchStrategy[MetadataValue] = st.one_of(
+    SCALARS, st.lists(SCALARS, max_size=2), st.dictionaries(st.sampled_from("xn"), SCALARS, max_size=2)
+)
 METADATA = st.dictionaries(st.sampled_from("xy"), VALUES, max_size=2).map(lambda each: tuple(sorted(each.items())))
 FRAGMENTS = st.builds(
     Fragment,
@@ -39,26 +45,50 @@ FRAGMENTS = st.builds(
     expire_time_us=st.none() | st.integers(0, 4),
     forget_time_us=st.none() | st.just(1),
     metadata=METADATA,
+    external_id=st.sampled_from(["", "doc/1", "x"]),
 )
 BOUND = st.none() | st.integers(0, 4)
 SHARE = st.none() | st.sampled_from([0.0, 0.3, 0.5, 1.0])
-FILTERS = st.builds(
-    Filter,
-    sessions=st.lists(st.sampled_from(["", "s", "unseen"]), max_size=2).map(tuple),
-    speakers=st.lists(st.sampled_from(["", "ann", "unseen"]), max_size=2).map(tuple),
-    kinds=st.lists(st.sampled_from(FragmentKind), max_size=1).map(tuple),
-    tiers=st.lists(st.sampled_from(Tier), max_size=2).map(tuple),
-    observe_from_us=BOUND,
-    observe_until_us=BOUND,
-    create_from_us=BOUND,
-    create_until_us=BOUND,
-    importance_min=SHARE,
-    importance_max=SHARE,
-    metadata=st.lists(st.tuples(st.sampled_from("xyz"), st.lists(VALUES, max_size=2).map(tuple)), max_size=2).map(
-        tuple
-    ),
-    excluded=st.lists(st.sampled_from(["0", "1", "nobody"]), max_size=2).map(tuple),
-)
+MIDNIGHT_US = 1_778_198_400_000_000
+"""2026-05-08T00:00:00Z."""
+LIMITS: st.SearchStrategy[str | float | None] = st.none() | st.sampled_from(["a", "ab", 1, 1.0, 2.5])
+CONDITIONS = st.builds(
+    Condition,
+    key=st.sampled_from("xyz"),
+    values=st.lists(VALUES, max_size=2).map(tuple),
+    path=st.lists(st.sampled_from("xn"), max_size=1).map(tuple),
+    at_least=LIMITS,
+    below=LIMITS,
+    time_from_us=st.none() | st.just(MIDNIGHT_US),
+    prefix=st.none() | st.just("a"),
+    exists=st.none() | st.booleans(),
+    any=st.booleans(),
+) | st.builds(Condition, key=st.sampled_from("xyz"), values=st.lists(VALUES, min_size=1, max_size=2).map(tuple))
+
+
+def filters_of(inside: st.SearchStrategy[tuple[Filter, ...]]) -> st.SearchStrategy[Filter]:
+    return st.builds(
+        Filter,
+        sessions=st.lists(st.sampled_from(["", "s", "unseen"]), max_size=2).map(tuple),
+        speakers=st.lists(st.sampled_from(["", "ann", "unseen"]), max_size=2).map(tuple),
+        kinds=st.lists(st.sampled_from(FragmentKind), max_size=1).map(tuple),
+        tiers=st.lists(st.sampled_from(Tier), max_size=2).map(tuple),
+        observe_from_us=BOUND,
+        observe_until_us=BOUND,
+        create_from_us=BOUND,
+        create_until_us=BOUND,
+        importance_min=SHARE,
+        importance_max=SHARE,
+        metadata=st.lists(CONDITIONS, max_size=2).map(tuple),
+        external_id_prefixes=st.sampled_from([(), (), ("doc/",), ("doc/", "x")]),
+        excluded=st.lists(st.sampled_from(["0", "1", "nobody"]), max_size=2).map(tuple),
+        all_of=inside,
+        any_of=inside,
+        none_of=inside,
+    )
+
+
+FILTERS = filters_of(st.lists(filters_of(st.just(())), max_size=2).map(tuple))
 
 
 def columns_of(*fragments: Fragment) -> Columns:
@@ -113,15 +143,15 @@ def test_true_is_not_one() -> None:
     columns = columns_of(
         Fragment("bool", "", metadata=(("paid", True),)), Fragment("number", "", metadata=(("paid", 1),))
     )
-    assert found(columns, Filter(metadata=(("paid", (True,)),))) == ["bool"]
-    assert found(columns, Filter(metadata=(("paid", (1.0,)),))) == ["number"]
-    assert found(columns, Filter(metadata=(("paid", (1, True)),))) == ["bool", "number"]
+    assert found(columns, Filter(metadata=(Condition("paid", (True,)),))) == ["bool"]
+    assert found(columns, Filter(metadata=(Condition("paid", (1.0,)),))) == ["number"]
+    assert found(columns, Filter(metadata=(Condition("paid", (1, True)),))) == ["bool", "number"]
 
 
 def test_a_condition_on_what_was_never_seen_finds_nothing() -> None:
     columns = columns_of(Fragment("a", ""))
     assert found(columns, Filter(sessions=("x",))) == []
-    assert found(columns, Filter(metadata=(("x", ("y",)),))) == []
+    assert found(columns, Filter(metadata=(Condition("x", ("y",)),))) == []
     assert found(columns, Filter()) == ["a"]
 
 
@@ -168,7 +198,9 @@ def test_what_no_visible_fragment_has_is_unmatched() -> None:
         Fragment("c", "", speaker="Cy", session="u", metadata=(("z", 1),), expire_time_us=5),
     )
     names = Filter(
-        sessions=("s", "t", "u"), speakers=("ANN", "Bob", "Cy"), metadata=(("x", (2,)), ("y", (1,)), ("z", (1,)))
+        sessions=("s", "t", "u"),
+        speakers=("ANN", "Bob", "Cy"),
+        metadata=tuple([Condition(key, (1 + (key == "x"),)) for key in "xyz"]),
     )
     gone = [("speakers", "Bob"), ("sessions", "t"), ("metadata", "y")]
     assert find_unmatched(columns, names, 0) == tuple(Unmatched(*each) for each in gone)
@@ -176,7 +208,7 @@ def test_what_no_visible_fragment_has_is_unmatched() -> None:
     later = [each for both in zip(gone, expired, strict=True) for each in both]
     assert find_unmatched(columns, names, 9) == tuple(Unmatched(*each) for each in later)
     columns.update(Fragment("a", "", speaker="Dan"))
-    assert find_unmatched(columns, Filter(metadata=(("x", (1,)),)), 0) == (Unmatched("metadata", "x"),)
+    assert find_unmatched(columns, Filter(metadata=(Condition("x", (1,)),)), 0) == (Unmatched("metadata", "x"),)
 
 
 def test_slots_are_found_by_id_until_the_fragment_is_gone() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from memstream_server.core.events import EventType
 from memstream_server.core.filters import Filter, Listing
+from memstream_server.core.metadata import Condition
 from memstream_server.core.policy import DBGPT
 from memstream_server.core.ranking import Stage
 from memstream_server.core.replay_events import fold_all, place_of
@@ -110,8 +111,8 @@ async def test_repeats_follow_update_forget_and_erase(engine: PartsEngine) -> No
         Filter(observe_until_us=2_000_000),
         Filter(importance_min=0.6),
         Filter(importance_max=0.6),
-        Filter(metadata=(("n", (1,)),)),
-        Filter(metadata=(("n", (True,)),)),
+        Filter(metadata=(Condition("n", (1,)),)),
+        Filter(metadata=(Condition("n", (True,)),)),
     ],
     ids=str,
 )

@@ -23,6 +23,7 @@ from memstream_server.app.models import Models
 from memstream_server.core import arrays, dense
 from memstream_server.core.arrays import BLOCK
 from memstream_server.core.filters import Filter
+from memstream_server.core.metadata import Condition
 from memstream_server.core.policy import DBGPT, DEFAULT, with_value
 from memstream_server.core.values import Held, MemoryKind
 from memstream_server.engine.errors import EngineError
@@ -58,7 +59,7 @@ QUERIES = [
     Query("where did Bob move with the blue bike", now_us=NOW_US, explain=True, near_misses=5),
     Query("Ann likes tea", now_us=NOW_US, explain=True, session="s", limit=30, filter=Filter(speakers=("Bob",))),
     Query("coffee on Monday", now_us=NOW_US, explain=True, fold=False, filter=Filter(sessions=("t", "nowhere"))),
-    Query("garden", now_us=NOW_US, explain=True, filter=Filter(metadata=(("n", (1, 2)),))),
+    Query("garden", now_us=NOW_US, explain=True, filter=Filter(metadata=(Condition("n", (1, 2)),))),
 ]
 DATED = with_value(DBGPT, "short_term.capacity", 3)
 """DB-GPT's ranking reads access times."""

@@ -36,7 +36,7 @@ async def observe(memory: Memory) -> None:
     await memory.observe_batch(line for line in "ab")
     async with memory.observe("p") as stream:
         await stream.send("x", speakers="Bob")  # wrong
-        await stream.send("x", metadata={"n": None})  # wrong
+        await stream.send("x", metadata={"n": {1}})  # wrong
         await stream.send("x", observe_time="now")  # wrong
         await stream.send(b"x")  # wrong
         await stream.send(Observation("x", importance="much"))  # wrong

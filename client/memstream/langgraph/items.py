@@ -109,6 +109,6 @@ def stored_item(namespace: Namespace, fragment: Fragment, now: datetime) -> Stor
         value=json.loads(str(fragment.metadata.get(_VALUE, fragment.content))),
         created_at=created,
         updated_at=max(created, fragment.observe_time or created),
-        ttl_s=float(ttl_s) if ttl_s is not None else None,
+        ttl_s=float(ttl_s) if isinstance(ttl_s, int | float) else None,
         etag=fragment.etag,
     )

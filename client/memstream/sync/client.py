@@ -22,7 +22,7 @@ from memstream.sync.loop import LOOP
 from memstream.sync.memory import Memory
 from memstream.transactions import TransactionResult, TransactionWrite
 from memstream.transfer import ExportPart
-from memstream.values import MemoryKind, RecallOptions, Scope, Structured
+from memstream.values import Filter, MemoryKind, RecallOptions, Scope, Structured
 
 
 @check_methods
@@ -166,12 +166,17 @@ class Client(Connected):
         """Deletes a memory and all of its content permanently."""
         LOOP.run(self._inner.delete_memory(path, etag=etag))
 
-    def export(self, namespace: str, memory: str = "", *, include_vectors: bool = False) -> Iterator[ExportPart]:
+    def export(
+        self, namespace: str, memory: str = "", *, include_vectors: bool = False, filter: Filter | None = None
+    ) -> Iterator[ExportPart]:
         """Exports a memory, or a namespace with its conversations, as JSON Lines; see docs/export.md.
 
         Each memory is a snapshot at one revision. The last line has the type "end"; without it the export is truncated.
+        With a filter, it has the matching fragments alone: no conversations, and no links to what it leaves out.
         """
-        return LOOP.iterate_from(lambda: self._inner.export(namespace, memory, include_vectors=include_vectors))
+        return LOOP.iterate_from(
+            lambda: self._inner.export(namespace, memory, include_vectors=include_vectors, filter=filter)
+        )
 
     def start_reindex(self, *, embed: bool = False, missing: bool = False) -> Operation:
         """Rebuilds the vector index from stored vectors; with `embed` re-embeds all content, with `missing` what has no

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -252,7 +253,7 @@ Global___ConflictDecision: _TypeAlias = ConflictDecision  # noqa: Y015
 
 @_typing.final
 class MetadataValue(_message.Message):
-    """A value of a fragment's metadata."""
+    """A value of a fragment's metadata: what JSON has. Lists and maps may be inside of one another, eight deep at most."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -260,6 +261,9 @@ class MetadataValue(_message.Message):
     INT_VALUE_FIELD_NUMBER: _builtins.int
     DOUBLE_VALUE_FIELD_NUMBER: _builtins.int
     BOOL_VALUE_FIELD_NUMBER: _builtins.int
+    NULL_VALUE_FIELD_NUMBER: _builtins.int
+    LIST_VALUE_FIELD_NUMBER: _builtins.int
+    MAP_VALUE_FIELD_NUMBER: _builtins.int
     string_value: _builtins.str
     """Text."""
     int_value: _builtins.int
@@ -268,6 +272,16 @@ class MetadataValue(_message.Message):
     """A finite number."""
     bool_value: _builtins.bool
     """A boolean."""
+    null_value: _struct_pb2.NullValue.ValueType
+    """JSON's null: a value that is known to be nothing."""
+    @_builtins.property
+    def list_value(self) -> Global___MetadataList:
+        """A list."""
+
+    @_builtins.property
+    def map_value(self) -> Global___MetadataMap:
+        """Values by name."""
+
     def __init__(
         self,
         *,
@@ -275,16 +289,88 @@ class MetadataValue(_message.Message):
         int_value: _builtins.int = ...,
         double_value: _builtins.float = ...,
         bool_value: _builtins.bool = ...,
+        null_value: _struct_pb2.NullValue.ValueType = ...,
+        list_value: Global___MetadataList | None = ...,
+        map_value: Global___MetadataMap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bool_value", b"bool_value", "double_value", b"double_value", "int_value", b"int_value", "kind", b"kind", "string_value", b"string_value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bool_value", b"bool_value", "double_value", b"double_value", "int_value", b"int_value", "kind", b"kind", "list_value", b"list_value", "map_value", b"map_value", "null_value", b"null_value", "string_value", b"string_value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bool_value", b"bool_value", "double_value", b"double_value", "int_value", b"int_value", "kind", b"kind", "string_value", b"string_value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bool_value", b"bool_value", "double_value", b"double_value", "int_value", b"int_value", "kind", b"kind", "list_value", b"list_value", "map_value", b"map_value", "null_value", b"null_value", "string_value", b"string_value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["string_value", "int_value", "double_value", "bool_value"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["string_value", "int_value", "double_value", "bool_value", "null_value", "list_value", "map_value"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___MetadataValue: _TypeAlias = MetadataValue  # noqa: Y015
+
+@_typing.final
+class MetadataList(_message.Message):
+    """A list in metadata."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetadataValue]:
+        """Its elements."""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[Global___MetadataValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetadataList: _TypeAlias = MetadataList  # noqa: Y015
+
+@_typing.final
+class MetadataMap(_message.Message):
+    """An object in metadata."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class EntriesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___MetadataValue: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___MetadataValue | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entries(self) -> _containers.MessageMap[_builtins.str, Global___MetadataValue]:
+        """Its values by name. Names are at most 128 bytes."""
+
+    def __init__(
+        self,
+        *,
+        entries: _abc.Mapping[_builtins.str, Global___MetadataValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MetadataMap: _TypeAlias = MetadataMap  # noqa: Y015
 
 @_typing.final
 class StructuredObservation(_message.Message):
@@ -714,10 +800,18 @@ class FragmentFilter(_message.Message):
     ALL_OF_FIELD_NUMBER: _builtins.int
     ANY_OF_FIELD_NUMBER: _builtins.int
     NONE_OF_FIELD_NUMBER: _builtins.int
+    EXTERNAL_ID_PREFIXES_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_MIN_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_MAX_FIELD_NUMBER: _builtins.int
+    EXPRESSION_FIELD_NUMBER: _builtins.int
     importance_min: _builtins.float
     """Of at least this importance."""
     importance_max: _builtins.float
     """Of at most this importance."""
+    expression: _builtins.str
+    """Matches this text, too, for instance `metadata.priority >= 3 and not speaker = "Bob"`. docs/filters.md has the
+    grammar. At most 4,096 bytes; the bounds of lists and of depth hold for what it says.
+    """
     @_builtins.property
     def sessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """In one of these sessions."""
@@ -762,6 +856,18 @@ class FragmentFilter(_message.Message):
     def none_of(self) -> _containers.RepeatedCompositeFieldContainer[Global___FragmentFilter]:
         """Matches none of these filters."""
 
+    @_builtins.property
+    def external_id_prefixes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its external_id begins with one of these."""
+
+    @_builtins.property
+    def create_time_min(self) -> _timestamp_pb2.Timestamp:
+        """Received here at or after this time."""
+
+    @_builtins.property
+    def create_time_max(self) -> _timestamp_pb2.Timestamp:
+        """Received here before this time."""
+
     def __init__(
         self,
         *,
@@ -778,10 +884,14 @@ class FragmentFilter(_message.Message):
         all_of: _abc.Iterable[Global___FragmentFilter] | None = ...,
         any_of: _abc.Iterable[Global___FragmentFilter] | None = ...,
         none_of: _abc.Iterable[Global___FragmentFilter] | None = ...,
+        external_id_prefixes: _abc.Iterable[_builtins.str] | None = ...,
+        create_time_min: _timestamp_pb2.Timestamp | None = ...,
+        create_time_max: _timestamp_pb2.Timestamp | None = ...,
+        expression: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_importance_max", b"_importance_max", "_importance_min", b"_importance_min", "importance_max", b"importance_max", "importance_min", b"importance_min", "observe_time_max", b"observe_time_max", "observe_time_min", b"observe_time_min"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_importance_max", b"_importance_max", "_importance_min", b"_importance_min", "create_time_max", b"create_time_max", "create_time_min", b"create_time_min", "importance_max", b"importance_max", "importance_min", b"importance_min", "observe_time_max", b"observe_time_max", "observe_time_min", b"observe_time_min"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_importance_max", b"_importance_max", "_importance_min", b"_importance_min", "all_of", b"all_of", "any_of", b"any_of", "exclude_ids", b"exclude_ids", "importance_max", b"importance_max", "importance_min", b"importance_min", "kinds", b"kinds", "metadata", b"metadata", "none_of", b"none_of", "observe_time_max", b"observe_time_max", "observe_time_min", b"observe_time_min", "sessions", b"sessions", "speakers", b"speakers", "tiers", b"tiers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_importance_max", b"_importance_max", "_importance_min", b"_importance_min", "all_of", b"all_of", "any_of", b"any_of", "create_time_max", b"create_time_max", "create_time_min", b"create_time_min", "exclude_ids", b"exclude_ids", "expression", b"expression", "external_id_prefixes", b"external_id_prefixes", "importance_max", b"importance_max", "importance_min", b"importance_min", "kinds", b"kinds", "metadata", b"metadata", "none_of", b"none_of", "observe_time_max", b"observe_time_max", "observe_time_min", b"observe_time_min", "sessions", b"sessions", "speakers", b"speakers", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__importance_max: _TypeAlias = _typing.Literal["importance_max"]  # noqa: Y015
     _WhichOneofArgType__importance_max: _TypeAlias = _typing.Literal["_importance_max", b"_importance_max"]  # noqa: Y015
@@ -824,29 +934,94 @@ Global___UnmatchedCondition: _TypeAlias = UnmatchedCondition  # noqa: Y015
 
 @_typing.final
 class MetadataCondition(_message.Message):
-    """A fragment's metadata has, under `key`, one of `values`: equality with one value, membership with several."""
+    """A test of the value that a fragment's metadata has under `key`. All parts that are given must hold; at least one is
+    given. true is not 1, 1 is 1.0, and a value never equals or passes a bound of another type.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    AT_LEAST_FIELD_NUMBER: _builtins.int
+    ABOVE_FIELD_NUMBER: _builtins.int
+    AT_MOST_FIELD_NUMBER: _builtins.int
+    BELOW_FIELD_NUMBER: _builtins.int
+    TIME_MIN_FIELD_NUMBER: _builtins.int
+    TIME_MAX_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    EXISTS_FIELD_NUMBER: _builtins.int
+    ANY_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """The metadata key."""
+    prefix: _builtins.str
+    """The value is a text that begins with this."""
+    exists: _builtins.bool
+    """Whether there is a value; null is one."""
+    any: _builtins.bool
+    """The value is a list, and one of its elements passes the tests in its place."""
     @_builtins.property
     def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetadataValue]:
-        """The matching values; at least one. A value of another type never equals."""
+        """The value is one of these: equality with one value, membership with several."""
+
+    @_builtins.property
+    def path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names that lead into maps under the key: the value is what the last one names."""
+
+    @_builtins.property
+    def at_least(self) -> Global___MetadataValue:
+        """The value is a number of at least this, or a text that is not before this one."""
+
+    @_builtins.property
+    def above(self) -> Global___MetadataValue:
+        """Above this number, or after this text."""
+
+    @_builtins.property
+    def at_most(self) -> Global___MetadataValue:
+        """A number of at most this, or a text that is not after this one."""
+
+    @_builtins.property
+    def below(self) -> Global___MetadataValue:
+        """Below this number, or before this text."""
+
+    @_builtins.property
+    def time_min(self) -> _timestamp_pb2.Timestamp:
+        """The value is a text with a time of ISO 8601, "2026-05-08T12:00:00+02:00" for instance, at or after this time. A time
+        without a zone is in UTC, a date is its midnight.
+        """
+
+    @_builtins.property
+    def time_max(self) -> _timestamp_pb2.Timestamp:
+        """The same, before this time."""
 
     def __init__(
         self,
         *,
         key: _builtins.str = ...,
         values: _abc.Iterable[Global___MetadataValue] | None = ...,
+        path: _abc.Iterable[_builtins.str] | None = ...,
+        at_least: Global___MetadataValue | None = ...,
+        above: Global___MetadataValue | None = ...,
+        at_most: Global___MetadataValue | None = ...,
+        below: Global___MetadataValue | None = ...,
+        time_min: _timestamp_pb2.Timestamp | None = ...,
+        time_max: _timestamp_pb2.Timestamp | None = ...,
+        prefix: _builtins.str | None = ...,
+        exists: _builtins.bool | None = ...,
+        any: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exists", b"_exists", "_prefix", b"_prefix", "above", b"above", "at_least", b"at_least", "at_most", b"at_most", "below", b"below", "exists", b"exists", "prefix", b"prefix", "time_max", b"time_max", "time_min", b"time_min"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exists", b"_exists", "_prefix", b"_prefix", "above", b"above", "any", b"any", "at_least", b"at_least", "at_most", b"at_most", "below", b"below", "exists", b"exists", "key", b"key", "path", b"path", "prefix", b"prefix", "time_max", b"time_max", "time_min", b"time_min", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__exists: _TypeAlias = _typing.Literal["exists"]  # noqa: Y015
+    _WhichOneofArgType__exists: _TypeAlias = _typing.Literal["_exists", b"_exists"]  # noqa: Y015
+    _WhichOneofReturnType__prefix: _TypeAlias = _typing.Literal["prefix"]  # noqa: Y015
+    _WhichOneofArgType__prefix: _TypeAlias = _typing.Literal["_prefix", b"_prefix"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__exists) -> _WhichOneofReturnType__exists | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefix) -> _WhichOneofReturnType__prefix | None: ...
 
 Global___MetadataCondition: _TypeAlias = MetadataCondition  # noqa: Y015
 

@@ -2482,22 +2482,30 @@ class ExportMemoriesRequest(_message.Message):
     NAMESPACE_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     INCLUDE_VECTORS_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The namespace."""
     memory: _builtins.str
     """The memory; empty for all of the namespace."""
     include_vectors: _builtins.bool
     """Vectors too."""
+    @_builtins.property
+    def filter(self) -> _fragment_pb2.FragmentFilter:
+        """Only fragments that match this. Conversations and states are left out then: a filter is of fragments. Links to
+        fragments that are left out are left out, too.
+        """
+
     def __init__(
         self,
         *,
         namespace: _builtins.str = ...,
         memory: _builtins.str = ...,
         include_vectors: _builtins.bool = ...,
+        filter: _fragment_pb2.FragmentFilter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_vectors", b"include_vectors", "memory", b"memory", "namespace", b"namespace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "include_vectors", b"include_vectors", "memory", b"memory", "namespace", b"namespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from memstream.times import read_time, read_zone
-from memstream.values import Filter, FragmentKind, MetadataValue, Tier
+from memstream.values import Filter, FragmentKind, Scalar, Tier
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,20 +78,20 @@ def time_zone_option(of: str = "Time zone of dates", expose: bool = False) -> Ca
     )
 
 
-class MetadataParam(click.ParamType[tuple[str, tuple[MetadataValue, ...]]]):
+class MetadataParam(click.ParamType[tuple[str, tuple[Scalar, ...]]]):
     """KEY=VALUE of metadata. A value matches as text, and as a number or bool if it parses as one."""
 
     name = "key=value"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, tuple[MetadataValue, ...]]:
+    ) -> tuple[str, tuple[Scalar, ...]]:
         key, equals, text = str(value).partition("=")
         if not equals or not key:
             self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
         if key[-1] in "<>!~:" or text.startswith(("=", "~")):
             self.fail(
-                f"{value!r} has an unknown operator: only KEY=VALUE is supported. "
+                f"{value!r} has an unknown operator: only KEY=VALUE is supported; --where has others. "
                 "Write a value that begins with = or ~ as JSON: KEY='\"=...\"'",
                 param,
                 ctx,
@@ -113,7 +113,7 @@ class LabelParam(click.ParamType[tuple[str, str]]):
         return key, text
 
 
-def metadata_readings(text: str) -> tuple[MetadataValue, ...]:
+def metadata_readings(text: str) -> tuple[Scalar, ...]:
     """The metadata values that `text` can mean: 5 matches a stored 5 and a stored "5"; '"5"' matches only "5"."""
     try:
         value = json.loads(text)
@@ -164,9 +164,16 @@ def filter_options(command: F) -> F:
         metavar="KEY=VALUE",
         help="Only this metadata; several values of one key match any of them.",
     )
+    @click.option(
+        "--where",
+        "expression",
+        default="",
+        metavar="TEXT",
+        help="Only what this filter selects: 'metadata.n >= 3 and not speaker = \"Bob\"'. See docs/filters.md.",
+    )
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        conditions: dict[str, tuple[MetadataValue, ...]] = {}
+        conditions: dict[str, tuple[Scalar, ...]] = {}
         for key, values in kwargs.pop("conditions"):
             conditions[key] = conditions.get(key, ()) + values
         chosen = Filter(
@@ -178,6 +185,7 @@ def filter_options(command: F) -> F:
             observe_time_max=kwargs.pop("until"),
             importance_min=kwargs.pop("importance_min"),
             metadata=conditions,
+            expression=kwargs.pop("expression"),
         )
         return command(*args, chosen=None if chosen == Filter() else chosen, **kwargs)
 

@@ -198,8 +198,12 @@ def _parse_time_us(row: Mapping[str, Any], adoption: Adoption) -> int:
 
 
 def _convert_metadata(value: object) -> MetadataValue:
-    """The value itself, or JSON for a list or object."""
-    return value if isinstance(value, str | int | float | bool) else json.dumps(value, ensure_ascii=False, default=str)
+    """The value itself, or its text where JSON has no such value: of a time, for instance."""
+    try:
+        converted: MetadataValue = json.loads(json.dumps(value, default=str))
+    except ValueError:  # a list inside of itself
+        return str(value)
+    return converted
 
 
 def _encode_vector(field: str, value: object) -> bytes | None:

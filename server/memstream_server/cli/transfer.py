@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -15,9 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from memstream.client import Client
 from memstream.resources import Operation
+from memstream.transfer import ExportPart
+from memstream.values import Filter
 from memstream_server.cli.failures import Failure, Missing, Misuse
 from memstream_server.cli.long_work import continuing_operation
-from memstream_server.cli.options import json_option
+from memstream_server.cli.options import filter_options, json_option
 from memstream_server.cli.output import open_console, print_json, print_line
 from memstream_server.cli.server import Server, server_options
 
@@ -46,27 +48,35 @@ def progress_bar(what: str) -> Iterator[tuple[Progress, TaskID]]:
 @click.option(
     "--vectors", is_flag=True, help="Include vectors: larger, but an import need not embed the content again."
 )
+@filter_options
 @server_options
 @json_option
-def export_command(what: str, output: Path | None, vectors: bool, server: Server, as_json: bool) -> None:
+def export_command(
+    what: str, output: Path | None, vectors: bool, chosen: Filter | None, server: Server, as_json: bool
+) -> None:
     """Export a memory, or all memories and conversations of a namespace, as JSON Lines.
 
     Each memory is a snapshot at one revision, with the fragments of all tiers. The file gets its name when it is
-    complete.
+    complete. With filter flags: only matching fragments, without conversations.
 
     \b
       memstream export demo/joy -o joy.jsonl
       memstream export demo --vectors -o demo.jsonl
       memstream export demo/joy | gzip > joy.jsonl.gz
+      memstream export demo --where 'metadata.project = "apollo"' -o apollo.jsonl
     """
     namespace, _, memory = what.partition("/")
+
+    def export(client: Client) -> AsyncIterator[ExportPart]:
+        return client.export(namespace, memory, include_vectors=vectors, filter=chosen)
+
     if output is None:
-        server.run_with_client(lambda client: _export_to_file(client, namespace, memory, vectors, sys.stdout.buffer))
+        server.run_with_client(lambda client: _export_to_file(export(client), namespace, sys.stdout.buffer))
         return
     part = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         with part.open("xb") as file:
-            count = server.run_with_client(lambda client: _export_to_file(client, namespace, memory, vectors, file))
+            count = server.run_with_client(lambda client: _export_to_file(export(client), namespace, file))
             file.flush()
             os.fsync(file.fileno())
         part.replace(output)
@@ -81,10 +91,10 @@ def export_command(what: str, output: Path | None, vectors: bool, server: Server
         print_line(f"exported {count:,} fragments of {what} to {output} ({size:,} bytes)", err=True)
 
 
-async def _export_to_file(client: Client, namespace: str, memory: str, vectors: bool, file: IO[bytes]) -> int:
+async def _export_to_file(parts: AsyncIterator[ExportPart], namespace: str, file: IO[bytes]) -> int:
     done, last = 0, b""
     with progress_bar("exporting") as (progress, task):
-        async for part in client.export(namespace, memory, include_vectors=vectors):
+        async for part in parts:
             file.write(part.lines)
             done, last = part.done, part.lines
             progress.update(task, completed=part.done, total=part.total)

@@ -64,7 +64,15 @@ export function textOf(fragment) {
 
 /** A value of a fragment's metadata. */
 export function metadataValue(value) {
-  return String(value.stringValue ?? value.intValue ?? value.doubleValue ?? value.boolValue ?? "");
+  if (value.listValue || value.mapValue) return JSON.stringify(plainValue(value));
+  return String("nullValue" in value ? null : value.stringValue ?? value.intValue ?? value.doubleValue ?? value.boolValue ?? "");
+}
+
+/** A value of metadata as JSON has it. */
+function plainValue(value) {
+  if (value.listValue) return (value.listValue.values ?? []).map(plainValue);
+  if (value.mapValue) return Object.fromEntries(Object.entries(value.mapValue.entries ?? {}).map(([name, each]) => [name, plainValue(each)]));
+  return value.stringValue ?? (value.intValue === undefined ? undefined : Number(value.intValue)) ?? value.doubleValue ?? value.boolValue ?? null;
 }
 
 /** The path of a page; every part is escaped. */

@@ -16,6 +16,7 @@ export function filterFields() {
     field("Perceived from", timeInput("from")), field("until", timeInput("to", true)),
     field("Importance from", input("importanceMin", "number", share)), field("to", input("importanceMax", "number", share)),
     field("Metadata", input("metadata", "text", { placeholder: "key=value, …" })),
+    field("Where", input("where", "text", { placeholder: "metadata.n >= 3 and not speaker = \"Bob\"" })),
   ];
 }
 
@@ -33,6 +34,7 @@ export function readFilter(elements) {
   if (elements.importanceMin.value) filter.importanceMin = Number(elements.importanceMin.value);
   if (elements.importanceMax.value) filter.importanceMax = Number(elements.importanceMax.value);
   if (text("metadata")) filter.metadata = text("metadata").split(",").map(condition);
+  if (text("where")) filter.expression = text("where");
   return filter;
 }
 

@@ -29,6 +29,7 @@ Values and decisions:
 Recall:
     arrays: growable numpy arrays
     columns: the attributes of fragments as numpy columns
+    metadata: conditions on metadata, and an index of its values
     filters: which fragments a recall may return, and a list has, in which order
     session_summaries: the sessions of a memory, from the columns
     dense: cosines over the vectors of a memory

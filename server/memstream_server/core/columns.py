@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -10,9 +9,10 @@ import numpy.typing as npt
 
 from memstream_server.core.arrays import Growing, Parts
 from memstream_server.core.folding import fold_key
+from memstream_server.core.metadata import MetadataIndex
 from memstream_server.core.rendering import is_question
 from memstream_server.core.speakers import fold_name, role_of_name
-from memstream_server.core.values import Fragment, FragmentKind, Metadata, MetadataValue, Role, Tier, TruthStatus
+from memstream_server.core.values import Fragment, FragmentKind, Role, Tier, TruthStatus
 
 Mask = npt.NDArray[np.bool_]
 Slots = npt.NDArray[np.int64]
@@ -81,11 +81,6 @@ def _match_codes(codes: npt.NDArray[np.int8], wanted: Sequence[int]) -> Mask:
     return found
 
 
-def _tag_key(key: str, value: MetadataValue) -> tuple[str, bool, MetadataValue]:
-    # True == 1 in Python, but {"paid": true} is not {"paid": 1}.
-    return key, isinstance(value, bool), value
-
-
 def _role_code(fragment: Fragment) -> int:
     """The code of the client's role, or of the role that the speaker's name says."""
     return _ROLES.index(fragment.role or role_of_name(fragment.speaker))
@@ -108,9 +103,9 @@ class Columns:
         self.ids: list[str] = []
         self.sessions = Codes()
         self.speakers = Codes()
-        self._metadata: list[Metadata] = []
+        self.metadata = MetadataIndex()
+        self.external_ids: list[str] = []
         self._slots: dict[str, int] = {}
-        self._tags: dict[tuple[str, bool, MetadataValue], array[int]] = {}
         self._session = Growing(np.int32)
         self._speaker = Growing(np.int32)
         self._role = Growing(np.int8)
@@ -280,10 +275,8 @@ class Columns:
         self._valid_from_us.extend([_bound_us(each.valid_from_us, -NEVER_US) for each in fragments])
         self._valid_until_us.extend([_bound_us(each.valid_until_us, NEVER_US) for each in fragments])
         self._note_truth(fragments)
-        self._metadata += [each.metadata for each in fragments]
-        for slot, each in enumerate(fragments, first):
-            if each.metadata:
-                self._index_metadata(slot, each.metadata)
+        self.metadata.extend([each.metadata for each in fragments])
+        self.external_ids += [each.external_id for each in fragments]
         return first
 
     def update(self, fragment: Fragment, says_else: bool = True) -> int:
@@ -321,19 +314,18 @@ class Columns:
         """Remove a fragment permanently; its slot stays allocated. Idempotent."""
         self._slots.pop(self.ids[slot], None)
         self.ids[slot] = GONE
-        self._metadata[slot] = ()
+        self.metadata.remove(slot)
+        self.external_ids[slot] = ""
         self._alive.view[slot] = False
 
     def keep(self, slots: npt.NDArray[np.int64]) -> None:
         """Keep only these slots, renumbered in that order."""
         self.ids = [self.ids[slot] for slot in slots]
-        self._metadata = [self._metadata[slot] for slot in slots]
+        self.metadata.keep(slots)
+        self.external_ids = [self.external_ids[slot] for slot in slots]
         self._slots = {each: slot for slot, each in enumerate(self.ids) if each != GONE}
         for column in self._growable_columns():
             column.keep(slots)
-        self._tags = {}
-        for slot, metadata in enumerate(self._metadata):
-            self._index_metadata(slot, metadata)
 
     def pack(self) -> Parts:
         """All attributes but the times of accesses that the journal counts. No slot may be GONE."""
@@ -341,12 +333,9 @@ class Columns:
         del arrays["_access_us"]
         arrays["_session"], sessions = self.sessions.pack(self._session.view)
         arrays["_speaker"], speakers = self.speakers.pack(self._speaker.view)
-        found: dict[tuple[object, ...], int] = {}
-        typed = [tuple(_tag_key(*pair) for pair in metadata) for metadata in self._metadata]
-        codes = [found.setdefault(tags, len(found)) for tags in typed]
-        arrays["metadata"] = np.array(codes, np.int32)
-        kinds: dict[int, Metadata] = dict(zip(codes, self._metadata, strict=True))
-        values = {"ids": self.ids, "sessions": sessions, "speakers": speakers, "metadata": list(kinds.values())}
+        arrays["metadata"], kinds = self.metadata.pack()
+        values = {"ids": self.ids, "sessions": sessions, "speakers": speakers, "metadata": kinds}
+        values["external_ids"] = {id_: each for id_, each in zip(self.ids, self.external_ids, strict=True) if each}
         return Parts(arrays, values)
 
     def unpack(self, parts: Parts) -> None:
@@ -358,7 +347,8 @@ class Columns:
         self._slots = dict(zip(self.ids, range(len(self.ids)), strict=True))
         self.sessions.give_all(values["sessions"])
         self.speakers.give_all(values["speakers"])
-        self._unpack_metadata(arrays.pop("metadata"), [tuple(map(tuple, each)) for each in values["metadata"]])
+        self.metadata.unpack(arrays.pop("metadata"), [tuple(map(tuple, each)) for each in values["metadata"]])
+        self.external_ids = [values["external_ids"].get(id_, "") for id_ in self.ids]
         arrays["_access_us"] = arrays["_first_access_us"]
         for name, column in vars(self).items():
             if isinstance(column, Growing):
@@ -369,32 +359,10 @@ class Columns:
         bounds = self._valid_from_us.view, self._valid_until_us.view
         self._has_validity = bool((bounds[0] != -NEVER_US).any() or (bounds[1] != NEVER_US).any())
 
-    def _unpack_metadata(self, codes: npt.NDArray[np.int32], kinds: Sequence[Metadata]) -> None:
-        self._metadata = [kinds[code] for code in codes.tolist()]
-        slots = np.argsort(codes, kind="stable")
-        ends = np.cumsum(np.bincount(codes, minlength=len(kinds))).tolist()
-        for start, end, metadata in zip([0, *ends], ends, kinds, strict=False):
-            for pair in metadata:
-                self._tags.setdefault(_tag_key(*pair), array("q")).frombytes(slots[start:end].tobytes())
-
-    def has_metadata(self, key: str, values: Sequence[MetadataValue]) -> Mask:
-        """Slots whose metadata has one of the values under the key."""
-        mask = np.zeros(len(self), np.bool_)
-        for tag in {_tag_key(key, value) for value in values}:
-            for slot in self._tags.get(tag, ()):
-                # Tag lists are append-only and may be stale: check the slot's current metadata.
-                if any(_tag_key(*pair) == tag for pair in self._metadata[slot]):
-                    mask[slot] = True
-        return mask
-
-    def has_key(self, key: str, among: Mask) -> bool:
-        """Whether the metadata of one of these slots have the key."""
-        return any(
-            among[slot] and any(name == key for name, _ in self._metadata[slot])
-            for tag, slots in self._tags.items()
-            if tag[0] == key
-            for slot in slots
-        )
+    def external_id_begins(self, prefixes: Sequence[str]) -> Mask:
+        """Slots whose external_id begins with one of these."""
+        wanted = tuple(prefixes)
+        return np.fromiter((each.startswith(wanted) for each in self.external_ids), np.bool_, len(self))
 
     def tier_is(self, tiers: Sequence[Tier]) -> Mask:
         """Slots in one of the tiers."""
@@ -477,9 +445,8 @@ class Columns:
         self._valid_from_us.view[slot] = _bound_us(fragment.valid_from_us, -NEVER_US)
         self._valid_until_us.view[slot] = _bound_us(fragment.valid_until_us, NEVER_US)
         self._note_truth((fragment,))
-        if fragment.metadata != self._metadata[slot]:
-            self._metadata[slot] = fragment.metadata
-            self._index_metadata(slot, fragment.metadata)
+        self.metadata.write(slot, fragment.metadata)
+        self.external_ids[slot] = fragment.external_id
 
     def _note_truth(self, fragments: Sequence[Fragment]) -> None:
         if not self._has_superseded:
@@ -493,7 +460,3 @@ class Columns:
             or self._valid_from_us.view[slot] != _bound_us(fragment.valid_from_us, -NEVER_US)
             or self._valid_until_us.view[slot] != _bound_us(fragment.valid_until_us, NEVER_US)
         )
-
-    def _index_metadata(self, slot: int, metadata: Metadata) -> None:
-        for key, value in metadata:
-            self._tags.setdefault(_tag_key(key, value), array("q")).append(slot)

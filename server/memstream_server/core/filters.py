@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.columns import Codes, Columns, Mask, Slots
+from memstream_server.core.metadata import Condition, holds_in
 from memstream_server.core.policy import Truth
 from memstream_server.core.speakers import fold_name
-from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Tier, TruthStatus
+from memstream_server.core.values import Fragment, FragmentKind, Tier, TruthStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class Filter:
     importance_min: float | None = None
     importance_max: float | None = None
     """Both bounds of importance are inclusive."""
-    metadata: tuple[tuple[str, tuple[MetadataValue, ...]], ...] = ()
-    """(key, values): the fragment's value under the key is one of `values`."""
+    external_id_prefixes: tuple[str, ...] = ()
+    metadata: tuple[Condition, ...] = ()
     excluded: tuple[str, ...] = ()
     """Ids to leave out."""
     all_of: tuple[Filter, ...] = ()
@@ -41,6 +42,11 @@ class Filter:
     """At least one of them holds, if there are any."""
     none_of: tuple[Filter, ...] = ()
     """None of them holds."""
+
+    @property
+    def named_keys(self) -> tuple[str, ...]:
+        """Keys of metadata without which nothing matches, each once."""
+        return tuple(dict.fromkeys(each.key for each in self.metadata if each.exists is not False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +94,23 @@ def _narrow(passed: Mask, columns: Columns, chosen: Filter) -> Mask:
         passed &= columns.importance <= chosen.importance_max
     _drop_outside(passed, columns.observe_us, chosen.observe_from_us, chosen.observe_until_us)
     _drop_outside(passed, columns.create_us, chosen.create_from_us, chosen.create_until_us)
-    for key, values in chosen.metadata:
-        passed &= columns.has_metadata(key, values)
+    if chosen.external_id_prefixes:
+        passed &= columns.external_id_begins(chosen.external_id_prefixes)
+    for condition in chosen.metadata:
+        passed &= columns.metadata.select(condition)
     if chosen.excluded:
         passed[columns.slots(chosen.excluded)] = False
+    _narrow_by_inner(passed, columns, chosen)
+    return passed
+
+
+def _narrow_by_inner(passed: Mask, columns: Columns, chosen: Filter) -> None:
     for each in chosen.all_of:
         passed &= _select_slots(columns, each)
     if chosen.any_of:
         passed &= np.logical_or.reduce([_select_slots(columns, each) for each in chosen.any_of])
     for each in chosen.none_of:
         passed &= ~_select_slots(columns, each)
-    return passed
 
 
 def find_unmatched(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0) -> tuple[Unmatched, ...]:
@@ -110,7 +122,9 @@ def find_unmatched(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0
     sessions = set(np.unique(columns.session[seen]).tolist()) if chosen.sessions else set()
     nobody = (each for each in chosen.speakers if speakers.isdisjoint(columns.speakers.find_spellings(each)))
     unknown = (each for each in chosen.sessions if sessions.isdisjoint(columns.sessions.find_codes([each])))
-    absent = (key for key, _ in chosen.metadata if not columns.has_key(key, seen))
+    absent = (
+        key for key in chosen.named_keys if not (columns.metadata.select(Condition(key, exists=True)) & seen).any()
+    )
     return (
         *(Unmatched("speakers", each) for each in nobody),
         *(Unmatched("sessions", each) for each in unknown),
@@ -157,20 +171,15 @@ def passes(fragment: Fragment, chosen: Filter) -> bool:
         chosen.create_from_us is None or fragment.create_time_us >= chosen.create_from_us,
         chosen.create_until_us is None or fragment.create_time_us < chosen.create_until_us,
         fragment.id not in chosen.excluded,
+        not chosen.external_id_prefixes or fragment.external_id.startswith(chosen.external_id_prefixes),
     )
     return (
         all(tests)
-        and all(_has_metadata(fragment, key, values) for key, values in chosen.metadata)
+        and all(holds_in(fragment.metadata, each) for each in chosen.metadata)
         and all(passes(fragment, each) for each in chosen.all_of)
         and (not chosen.any_of or any(passes(fragment, each) for each in chosen.any_of))
         and not any(passes(fragment, each) for each in chosen.none_of)
     )
-
-
-def _has_metadata(fragment: Fragment, key: str, values: tuple[MetadataValue, ...]) -> bool:
-    # True == 1 in Python, but {"paid": true} is not {"paid": 1}.
-    here = [value for name, value in fragment.metadata if name == key]
-    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for value in here for each in values)
 
 
 ID_END_MIN = 6

@@ -6,12 +6,14 @@ Rule 2. Hashes find candidates, and `is_repeat` decides.
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.arrays import Growing, Parts
 from memstream_server.core.stable_hash import stable_hash
-from memstream_server.core.values import Fragment, FragmentKind, Metadata, TruthStatus
+from memstream_server.core.values import Fragment, FragmentKind, Metadata, MetadataValue, TruthStatus
 
 Hashes = npt.NDArray[np.int64]
 _RECENT_MAX = 4_096
@@ -77,7 +79,11 @@ def is_echo(new: Fragment, recalled: Fragment) -> bool:
 
 def _typed_metadata(metadata: Metadata) -> tuple[tuple[str, str, object], ...]:
     # True == 1 == 1.0 in Python, but the contract distinguishes them.
-    return tuple((key, type(value).__name__, value) for key, value in metadata)
+    return tuple((key, type(value).__name__, _hashable(value)) for key, value in metadata)
+
+
+def _hashable(value: MetadataValue) -> object:
+    return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
 
 
 def _same_expiry(one: Fragment, other: Fragment) -> bool:

@@ -18,7 +18,10 @@ from msgspec.structs import replace
 
 Vector = npt.NDArray[np.float32]
 """Numbers of float32; those that a model makes are numbers of float16, see `round_vectors`."""
-MetadataValue = str | int | float | bool
+MetadataValue = str | int | float | bool | list[Any] | dict[str, Any] | None
+"""What JSON has; lists and maps hold the same. Never changed."""
+METADATA_DEPTH_MAX = 8
+"""Lists and maps that may be inside of one another."""
 Metadata = tuple[tuple[str, MetadataValue], ...]
 """Sorted (key, value) pairs: immutable, so fragments cannot share a mutable dict."""
 

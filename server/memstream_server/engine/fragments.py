@@ -147,7 +147,7 @@ class Fragments:
         for field, asked in (
             ("speakers", chosen.speakers),
             ("sessions", chosen.sessions),
-            ("metadata", () if listed else tuple(key for key, _ in chosen.metadata)),  # a list names all keys
+            ("metadata", () if listed else chosen.named_keys),  # a list names all keys
         ):
             left = fold_names(asked, field)
             page, query = listed, FragmentQuery(forgotten=forgotten, limit=PAGE)

@@ -20,13 +20,13 @@ from memstream_server.rpc.idempotency import commit_with_answer, idempotent_call
 from memstream_server.rpc.limits import Limits, encode_fitting
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name, quote_text
 from memstream_server.rpc.wire import observations, scalars
+from memstream_server.rpc.wire.filters import read_filter
 from memstream_server.rpc.wire.fragments import (
     EVENT_TYPES,
     ORDERS,
     event_message,
     fragment_message,
     read_as_of,
-    read_filter,
     unmatched_message,
     write_fragment,
     write_version,

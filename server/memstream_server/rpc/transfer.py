@@ -20,6 +20,7 @@ from memstream_server.rpc import validation
 from memstream_server.rpc.idempotency import IdempotentCall, respond_once
 from memstream_server.rpc.memories import MemoryService
 from memstream_server.rpc.validation import Violations, check_identifier
+from memstream_server.rpc.wire.filters import read_filter
 from memstream_server.rpc.wire.operations import operation_message
 
 if TYPE_CHECKING:
@@ -41,7 +42,10 @@ class TransferringMemoryService(MemoryService):
     async def export_memories(
         self, request: pb.ExportMemoriesRequest, _context: _Context
     ) -> AsyncIterator[pb.ExportMemoriesResponse]:
-        wanted = Wanted(*self._validate_target(request.namespace, request.memory), request.include_vectors)
+        found = Violations()
+        chosen = read_filter(found, request.filter, self._limits, "filter")
+        found.check()
+        wanted = Wanted(*self._validate_target(request.namespace, request.memory), request.include_vectors, chosen)
         parts = self._engine.transfers.export(wanted)
         try:
             async for part in parts:

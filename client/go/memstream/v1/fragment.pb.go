@@ -12,6 +12,7 @@ import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	structpb "google.golang.org/protobuf/types/known/structpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -449,7 +450,7 @@ func (ConflictDecision) EnumDescriptor() ([]byte, []int) {
 	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{6}
 }
 
-// A value of a fragment's metadata.
+// A value of a fragment's metadata: what JSON has. Lists and maps may be inside of one another, eight deep at most.
 type MetadataValue struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Exactly one is set.
@@ -460,6 +461,9 @@ type MetadataValue struct {
 	//	*MetadataValue_IntValue
 	//	*MetadataValue_DoubleValue
 	//	*MetadataValue_BoolValue
+	//	*MetadataValue_NullValue
+	//	*MetadataValue_ListValue
+	//	*MetadataValue_MapValue
 	Kind          isMetadataValue_Kind `protobuf_oneof:"kind"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -538,6 +542,33 @@ func (x *MetadataValue) GetBoolValue() bool {
 	return false
 }
 
+func (x *MetadataValue) GetNullValue() structpb.NullValue {
+	if x != nil {
+		if x, ok := x.Kind.(*MetadataValue_NullValue); ok {
+			return x.NullValue
+		}
+	}
+	return structpb.NullValue(0)
+}
+
+func (x *MetadataValue) GetListValue() *MetadataList {
+	if x != nil {
+		if x, ok := x.Kind.(*MetadataValue_ListValue); ok {
+			return x.ListValue
+		}
+	}
+	return nil
+}
+
+func (x *MetadataValue) GetMapValue() *MetadataMap {
+	if x != nil {
+		if x, ok := x.Kind.(*MetadataValue_MapValue); ok {
+			return x.MapValue
+		}
+	}
+	return nil
+}
+
 type isMetadataValue_Kind interface {
 	isMetadataValue_Kind()
 }
@@ -562,6 +593,21 @@ type MetadataValue_BoolValue struct {
 	BoolValue bool `protobuf:"varint,4,opt,name=bool_value,json=boolValue,proto3,oneof"`
 }
 
+type MetadataValue_NullValue struct {
+	// JSON's null: a value that is known to be nothing.
+	NullValue structpb.NullValue `protobuf:"varint,5,opt,name=null_value,json=nullValue,proto3,enum=google.protobuf.NullValue,oneof"`
+}
+
+type MetadataValue_ListValue struct {
+	// A list.
+	ListValue *MetadataList `protobuf:"bytes,6,opt,name=list_value,json=listValue,proto3,oneof"`
+}
+
+type MetadataValue_MapValue struct {
+	// Values by name.
+	MapValue *MetadataMap `protobuf:"bytes,7,opt,name=map_value,json=mapValue,proto3,oneof"`
+}
+
 func (*MetadataValue_StringValue) isMetadataValue_Kind() {}
 
 func (*MetadataValue_IntValue) isMetadataValue_Kind() {}
@@ -569,6 +615,104 @@ func (*MetadataValue_IntValue) isMetadataValue_Kind() {}
 func (*MetadataValue_DoubleValue) isMetadataValue_Kind() {}
 
 func (*MetadataValue_BoolValue) isMetadataValue_Kind() {}
+
+func (*MetadataValue_NullValue) isMetadataValue_Kind() {}
+
+func (*MetadataValue_ListValue) isMetadataValue_Kind() {}
+
+func (*MetadataValue_MapValue) isMetadataValue_Kind() {}
+
+// A list in metadata.
+type MetadataList struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its elements.
+	Values        []*MetadataValue `protobuf:"bytes,1,rep,name=values,proto3" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetadataList) Reset() {
+	*x = MetadataList{}
+	mi := &file_memstream_v1_fragment_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetadataList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetadataList) ProtoMessage() {}
+
+func (x *MetadataList) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_fragment_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetadataList.ProtoReflect.Descriptor instead.
+func (*MetadataList) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *MetadataList) GetValues() []*MetadataValue {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+// An object in metadata.
+type MetadataMap struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its values by name. Names are at most 128 bytes.
+	Entries       map[string]*MetadataValue `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MetadataMap) Reset() {
+	*x = MetadataMap{}
+	mi := &file_memstream_v1_fragment_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MetadataMap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MetadataMap) ProtoMessage() {}
+
+func (x *MetadataMap) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_fragment_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MetadataMap.ProtoReflect.Descriptor instead.
+func (*MetadataMap) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *MetadataMap) GetEntries() map[string]*MetadataValue {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
 
 // One step of an agent in parts. Empty fields are unset; the server embeds and indexes the set ones.
 type StructuredObservation struct {
@@ -595,7 +739,7 @@ type StructuredObservation struct {
 
 func (x *StructuredObservation) Reset() {
 	*x = StructuredObservation{}
-	mi := &file_memstream_v1_fragment_proto_msgTypes[1]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -607,7 +751,7 @@ func (x *StructuredObservation) String() string {
 func (*StructuredObservation) ProtoMessage() {}
 
 func (x *StructuredObservation) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_fragment_proto_msgTypes[1]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -620,7 +764,7 @@ func (x *StructuredObservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StructuredObservation.ProtoReflect.Descriptor instead.
 func (*StructuredObservation) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{1}
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *StructuredObservation) GetQuestion() string {
@@ -736,7 +880,7 @@ type Observation struct {
 
 func (x *Observation) Reset() {
 	*x = Observation{}
-	mi := &file_memstream_v1_fragment_proto_msgTypes[2]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -748,7 +892,7 @@ func (x *Observation) String() string {
 func (*Observation) ProtoMessage() {}
 
 func (x *Observation) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_fragment_proto_msgTypes[2]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -761,7 +905,7 @@ func (x *Observation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Observation.ProtoReflect.Descriptor instead.
 func (*Observation) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{2}
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Observation) GetBody() isObservation_Body {
@@ -1020,7 +1164,7 @@ type Fragment struct {
 
 func (x *Fragment) Reset() {
 	*x = Fragment{}
-	mi := &file_memstream_v1_fragment_proto_msgTypes[3]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1032,7 +1176,7 @@ func (x *Fragment) String() string {
 func (*Fragment) ProtoMessage() {}
 
 func (x *Fragment) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_fragment_proto_msgTypes[3]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1045,7 +1189,7 @@ func (x *Fragment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fragment.ProtoReflect.Descriptor instead.
 func (*Fragment) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{3}
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Fragment) GetId() string {
@@ -1329,14 +1473,23 @@ type FragmentFilter struct {
 	// Matches at least one of these filters.
 	AnyOf []*FragmentFilter `protobuf:"bytes,12,rep,name=any_of,json=anyOf,proto3" json:"any_of,omitempty"`
 	// Matches none of these filters.
-	NoneOf        []*FragmentFilter `protobuf:"bytes,13,rep,name=none_of,json=noneOf,proto3" json:"none_of,omitempty"`
+	NoneOf []*FragmentFilter `protobuf:"bytes,13,rep,name=none_of,json=noneOf,proto3" json:"none_of,omitempty"`
+	// Its external_id begins with one of these.
+	ExternalIdPrefixes []string `protobuf:"bytes,14,rep,name=external_id_prefixes,json=externalIdPrefixes,proto3" json:"external_id_prefixes,omitempty"`
+	// Received here at or after this time.
+	CreateTimeMin *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=create_time_min,json=createTimeMin,proto3" json:"create_time_min,omitempty"`
+	// Received here before this time.
+	CreateTimeMax *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=create_time_max,json=createTimeMax,proto3" json:"create_time_max,omitempty"`
+	// Matches this text, too, for instance `metadata.priority >= 3 and not speaker = "Bob"`. docs/filters.md has the
+	// grammar. At most 4,096 bytes; the bounds of lists and of depth hold for what it says.
+	Expression    string `protobuf:"bytes,17,opt,name=expression,proto3" json:"expression,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FragmentFilter) Reset() {
 	*x = FragmentFilter{}
-	mi := &file_memstream_v1_fragment_proto_msgTypes[4]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1348,7 +1501,7 @@ func (x *FragmentFilter) String() string {
 func (*FragmentFilter) ProtoMessage() {}
 
 func (x *FragmentFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_fragment_proto_msgTypes[4]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1361,7 +1514,7 @@ func (x *FragmentFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FragmentFilter.ProtoReflect.Descriptor instead.
 func (*FragmentFilter) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{4}
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *FragmentFilter) GetSessions() []string {
@@ -1455,6 +1608,34 @@ func (x *FragmentFilter) GetNoneOf() []*FragmentFilter {
 	return nil
 }
 
+func (x *FragmentFilter) GetExternalIdPrefixes() []string {
+	if x != nil {
+		return x.ExternalIdPrefixes
+	}
+	return nil
+}
+
+func (x *FragmentFilter) GetCreateTimeMin() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreateTimeMin
+	}
+	return nil
+}
+
+func (x *FragmentFilter) GetCreateTimeMax() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreateTimeMax
+	}
+	return nil
+}
+
+func (x *FragmentFilter) GetExpression() string {
+	if x != nil {
+		return x.Expression
+	}
+	return ""
+}
+
 // A part of a filter that nothing can match: no fragment of the memory has such a speaker, session or metadata key.
 // Usually it is misspelt.
 type UnmatchedCondition struct {
@@ -1469,7 +1650,7 @@ type UnmatchedCondition struct {
 
 func (x *UnmatchedCondition) Reset() {
 	*x = UnmatchedCondition{}
-	mi := &file_memstream_v1_fragment_proto_msgTypes[5]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1481,7 +1662,7 @@ func (x *UnmatchedCondition) String() string {
 func (*UnmatchedCondition) ProtoMessage() {}
 
 func (x *UnmatchedCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_fragment_proto_msgTypes[5]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1494,7 +1675,7 @@ func (x *UnmatchedCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnmatchedCondition.ProtoReflect.Descriptor instead.
 func (*UnmatchedCondition) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{5}
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *UnmatchedCondition) GetField() string {
@@ -1511,20 +1692,42 @@ func (x *UnmatchedCondition) GetValue() string {
 	return ""
 }
 
-// A fragment's metadata has, under `key`, one of `values`: equality with one value, membership with several.
+// A test of the value that a fragment's metadata has under `key`. All parts that are given must hold; at least one is
+// given. true is not 1, 1 is 1.0, and a value never equals or passes a bound of another type.
 type MetadataCondition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The metadata key.
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// The matching values; at least one. A value of another type never equals.
-	Values        []*MetadataValue `protobuf:"bytes,2,rep,name=values,proto3" json:"values,omitempty"`
+	// The value is one of these: equality with one value, membership with several.
+	Values []*MetadataValue `protobuf:"bytes,2,rep,name=values,proto3" json:"values,omitempty"`
+	// Names that lead into maps under the key: the value is what the last one names.
+	Path []string `protobuf:"bytes,3,rep,name=path,proto3" json:"path,omitempty"`
+	// The value is a number of at least this, or a text that is not before this one.
+	AtLeast *MetadataValue `protobuf:"bytes,4,opt,name=at_least,json=atLeast,proto3" json:"at_least,omitempty"`
+	// Above this number, or after this text.
+	Above *MetadataValue `protobuf:"bytes,5,opt,name=above,proto3" json:"above,omitempty"`
+	// A number of at most this, or a text that is not after this one.
+	AtMost *MetadataValue `protobuf:"bytes,6,opt,name=at_most,json=atMost,proto3" json:"at_most,omitempty"`
+	// Below this number, or before this text.
+	Below *MetadataValue `protobuf:"bytes,7,opt,name=below,proto3" json:"below,omitempty"`
+	// The value is a text with a time of ISO 8601, "2026-05-08T12:00:00+02:00" for instance, at or after this time. A time
+	// without a zone is in UTC, a date is its midnight.
+	TimeMin *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=time_min,json=timeMin,proto3" json:"time_min,omitempty"`
+	// The same, before this time.
+	TimeMax *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=time_max,json=timeMax,proto3" json:"time_max,omitempty"`
+	// The value is a text that begins with this.
+	Prefix *string `protobuf:"bytes,10,opt,name=prefix,proto3,oneof" json:"prefix,omitempty"`
+	// Whether there is a value; null is one.
+	Exists *bool `protobuf:"varint,11,opt,name=exists,proto3,oneof" json:"exists,omitempty"`
+	// The value is a list, and one of its elements passes the tests in its place.
+	Any           bool `protobuf:"varint,12,opt,name=any,proto3" json:"any,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MetadataCondition) Reset() {
 	*x = MetadataCondition{}
-	mi := &file_memstream_v1_fragment_proto_msgTypes[6]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1536,7 +1739,7 @@ func (x *MetadataCondition) String() string {
 func (*MetadataCondition) ProtoMessage() {}
 
 func (x *MetadataCondition) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_fragment_proto_msgTypes[6]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1549,7 +1752,7 @@ func (x *MetadataCondition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MetadataCondition.ProtoReflect.Descriptor instead.
 func (*MetadataCondition) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{6}
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *MetadataCondition) GetKey() string {
@@ -1564,6 +1767,76 @@ func (x *MetadataCondition) GetValues() []*MetadataValue {
 		return x.Values
 	}
 	return nil
+}
+
+func (x *MetadataCondition) GetPath() []string {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *MetadataCondition) GetAtLeast() *MetadataValue {
+	if x != nil {
+		return x.AtLeast
+	}
+	return nil
+}
+
+func (x *MetadataCondition) GetAbove() *MetadataValue {
+	if x != nil {
+		return x.Above
+	}
+	return nil
+}
+
+func (x *MetadataCondition) GetAtMost() *MetadataValue {
+	if x != nil {
+		return x.AtMost
+	}
+	return nil
+}
+
+func (x *MetadataCondition) GetBelow() *MetadataValue {
+	if x != nil {
+		return x.Below
+	}
+	return nil
+}
+
+func (x *MetadataCondition) GetTimeMin() *timestamppb.Timestamp {
+	if x != nil {
+		return x.TimeMin
+	}
+	return nil
+}
+
+func (x *MetadataCondition) GetTimeMax() *timestamppb.Timestamp {
+	if x != nil {
+		return x.TimeMax
+	}
+	return nil
+}
+
+func (x *MetadataCondition) GetPrefix() string {
+	if x != nil && x.Prefix != nil {
+		return *x.Prefix
+	}
+	return ""
+}
+
+func (x *MetadataCondition) GetExists() bool {
+	if x != nil && x.Exists != nil {
+		return *x.Exists
+	}
+	return false
+}
+
+func (x *MetadataCondition) GetAny() bool {
+	if x != nil {
+		return x.Any
+	}
+	return false
 }
 
 // Two fragments of one speaker that may not be true together.
@@ -1588,7 +1861,7 @@ type Suspicion struct {
 
 func (x *Suspicion) Reset() {
 	*x = Suspicion{}
-	mi := &file_memstream_v1_fragment_proto_msgTypes[7]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1600,7 +1873,7 @@ func (x *Suspicion) String() string {
 func (*Suspicion) ProtoMessage() {}
 
 func (x *Suspicion) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_fragment_proto_msgTypes[7]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1613,7 +1886,7 @@ func (x *Suspicion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspicion.ProtoReflect.Descriptor instead.
 func (*Suspicion) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{7}
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Suspicion) GetNewerId() string {
@@ -1669,7 +1942,7 @@ type ConflictRecord struct {
 
 func (x *ConflictRecord) Reset() {
 	*x = ConflictRecord{}
-	mi := &file_memstream_v1_fragment_proto_msgTypes[8]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +1954,7 @@ func (x *ConflictRecord) String() string {
 func (*ConflictRecord) ProtoMessage() {}
 
 func (x *ConflictRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_fragment_proto_msgTypes[8]
+	mi := &file_memstream_v1_fragment_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +1967,7 @@ func (x *ConflictRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConflictRecord.ProtoReflect.Descriptor instead.
 func (*ConflictRecord) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{8}
+	return file_memstream_v1_fragment_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ConflictRecord) GetSuspicion() *Suspicion {
@@ -1729,14 +2002,26 @@ var File_memstream_v1_fragment_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\n" +
-	"\x1bmemstream/v1/fragment.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa1\x01\n" +
+	"\x1bmemstream/v1/fragment.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd5\x02\n" +
 	"\rMetadataValue\x12#\n" +
 	"\fstring_value\x18\x01 \x01(\tH\x00R\vstringValue\x12\x1d\n" +
 	"\tint_value\x18\x02 \x01(\x03H\x00R\bintValue\x12#\n" +
 	"\fdouble_value\x18\x03 \x01(\x01H\x00R\vdoubleValue\x12\x1f\n" +
 	"\n" +
-	"bool_value\x18\x04 \x01(\bH\x00R\tboolValueB\x06\n" +
-	"\x04kind\"\x90\x02\n" +
+	"bool_value\x18\x04 \x01(\bH\x00R\tboolValue\x12;\n" +
+	"\n" +
+	"null_value\x18\x05 \x01(\x0e2\x1a.google.protobuf.NullValueH\x00R\tnullValue\x12;\n" +
+	"\n" +
+	"list_value\x18\x06 \x01(\v2\x1a.memstream.v1.MetadataListH\x00R\tlistValue\x128\n" +
+	"\tmap_value\x18\a \x01(\v2\x19.memstream.v1.MetadataMapH\x00R\bmapValueB\x06\n" +
+	"\x04kind\"C\n" +
+	"\fMetadataList\x123\n" +
+	"\x06values\x18\x01 \x03(\v2\x1b.memstream.v1.MetadataValueR\x06values\"\xa8\x01\n" +
+	"\vMetadataMap\x12@\n" +
+	"\aentries\x18\x01 \x03(\v2&.memstream.v1.MetadataMap.EntriesEntryR\aentries\x1aW\n" +
+	"\fEntriesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x121\n" +
+	"\x05value\x18\x02 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05value:\x028\x01\"\x90\x02\n" +
 	"\x15StructuredObservation\x12\x1a\n" +
 	"\bquestion\x18\x01 \x01(\tR\bquestion\x12\x18\n" +
 	"\athought\x18\x02 \x01(\tR\athought\x12\x14\n" +
@@ -1833,7 +2118,7 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x121\n" +
 	"\x05value\x18\x02 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05value:\x028\x01B\x06\n" +
-	"\x04body\"\xad\x05\n" +
+	"\x04body\"\x87\a\n" +
 	"\x0eFragmentFilter\x12\x1a\n" +
 	"\bsessions\x18\x01 \x03(\tR\bsessions\x12\x1a\n" +
 	"\bspeakers\x18\x02 \x03(\tR\bspeakers\x120\n" +
@@ -1849,15 +2134,34 @@ const file_memstream_v1_fragment_proto_rawDesc = "" +
 	" \x03(\x0e2\x12.memstream.v1.TierR\x05tiers\x123\n" +
 	"\x06all_of\x18\v \x03(\v2\x1c.memstream.v1.FragmentFilterR\x05allOf\x123\n" +
 	"\x06any_of\x18\f \x03(\v2\x1c.memstream.v1.FragmentFilterR\x05anyOf\x125\n" +
-	"\anone_of\x18\r \x03(\v2\x1c.memstream.v1.FragmentFilterR\x06noneOfB\x11\n" +
+	"\anone_of\x18\r \x03(\v2\x1c.memstream.v1.FragmentFilterR\x06noneOf\x120\n" +
+	"\x14external_id_prefixes\x18\x0e \x03(\tR\x12externalIdPrefixes\x12B\n" +
+	"\x0fcreate_time_min\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\rcreateTimeMin\x12B\n" +
+	"\x0fcreate_time_max\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\rcreateTimeMax\x12\x1e\n" +
+	"\n" +
+	"expression\x18\x11 \x01(\tR\n" +
+	"expressionB\x11\n" +
 	"\x0f_importance_minB\x11\n" +
 	"\x0f_importance_max\"@\n" +
 	"\x12UnmatchedCondition\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"Z\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\x92\x04\n" +
 	"\x11MetadataCondition\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
-	"\x06values\x18\x02 \x03(\v2\x1b.memstream.v1.MetadataValueR\x06values\"\xb2\x01\n" +
+	"\x06values\x18\x02 \x03(\v2\x1b.memstream.v1.MetadataValueR\x06values\x12\x12\n" +
+	"\x04path\x18\x03 \x03(\tR\x04path\x126\n" +
+	"\bat_least\x18\x04 \x01(\v2\x1b.memstream.v1.MetadataValueR\aatLeast\x121\n" +
+	"\x05above\x18\x05 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05above\x124\n" +
+	"\aat_most\x18\x06 \x01(\v2\x1b.memstream.v1.MetadataValueR\x06atMost\x121\n" +
+	"\x05below\x18\a \x01(\v2\x1b.memstream.v1.MetadataValueR\x05below\x125\n" +
+	"\btime_min\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\atimeMin\x125\n" +
+	"\btime_max\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\atimeMax\x12\x1b\n" +
+	"\x06prefix\x18\n" +
+	" \x01(\tH\x00R\x06prefix\x88\x01\x01\x12\x1b\n" +
+	"\x06exists\x18\v \x01(\bH\x01R\x06exists\x88\x01\x01\x12\x10\n" +
+	"\x03any\x18\f \x01(\bR\x03anyB\t\n" +
+	"\a_prefixB\t\n" +
+	"\a_exists\"\xb2\x01\n" +
 	"\tSuspicion\x12\x19\n" +
 	"\bnewer_id\x18\x01 \x01(\tR\anewerId\x12\x19\n" +
 	"\bolder_id\x18\x02 \x01(\tR\aolderId\x12\x16\n" +
@@ -1927,7 +2231,7 @@ func file_memstream_v1_fragment_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_fragment_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_memstream_v1_fragment_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_memstream_v1_fragment_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_memstream_v1_fragment_proto_goTypes = []any{
 	(Tier)(0),                     // 0: memstream.v1.Tier
 	(FragmentKind)(0),             // 1: memstream.v1.FragmentKind
@@ -1937,62 +2241,80 @@ var file_memstream_v1_fragment_proto_goTypes = []any{
 	(FragmentOrder)(0),            // 5: memstream.v1.FragmentOrder
 	(ConflictDecision)(0),         // 6: memstream.v1.ConflictDecision
 	(*MetadataValue)(nil),         // 7: memstream.v1.MetadataValue
-	(*StructuredObservation)(nil), // 8: memstream.v1.StructuredObservation
-	(*Observation)(nil),           // 9: memstream.v1.Observation
-	(*Fragment)(nil),              // 10: memstream.v1.Fragment
-	(*FragmentFilter)(nil),        // 11: memstream.v1.FragmentFilter
-	(*UnmatchedCondition)(nil),    // 12: memstream.v1.UnmatchedCondition
-	(*MetadataCondition)(nil),     // 13: memstream.v1.MetadataCondition
-	(*Suspicion)(nil),             // 14: memstream.v1.Suspicion
-	(*ConflictRecord)(nil),        // 15: memstream.v1.ConflictRecord
-	nil,                           // 16: memstream.v1.Observation.MetadataEntry
-	nil,                           // 17: memstream.v1.Fragment.MetadataEntry
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 19: google.protobuf.Duration
+	(*MetadataList)(nil),          // 8: memstream.v1.MetadataList
+	(*MetadataMap)(nil),           // 9: memstream.v1.MetadataMap
+	(*StructuredObservation)(nil), // 10: memstream.v1.StructuredObservation
+	(*Observation)(nil),           // 11: memstream.v1.Observation
+	(*Fragment)(nil),              // 12: memstream.v1.Fragment
+	(*FragmentFilter)(nil),        // 13: memstream.v1.FragmentFilter
+	(*UnmatchedCondition)(nil),    // 14: memstream.v1.UnmatchedCondition
+	(*MetadataCondition)(nil),     // 15: memstream.v1.MetadataCondition
+	(*Suspicion)(nil),             // 16: memstream.v1.Suspicion
+	(*ConflictRecord)(nil),        // 17: memstream.v1.ConflictRecord
+	nil,                           // 18: memstream.v1.MetadataMap.EntriesEntry
+	nil,                           // 19: memstream.v1.Observation.MetadataEntry
+	nil,                           // 20: memstream.v1.Fragment.MetadataEntry
+	(structpb.NullValue)(0),       // 21: google.protobuf.NullValue
+	(*timestamppb.Timestamp)(nil), // 22: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 23: google.protobuf.Duration
 }
 var file_memstream_v1_fragment_proto_depIdxs = []int32{
-	8,  // 0: memstream.v1.Observation.structured:type_name -> memstream.v1.StructuredObservation
-	18, // 1: memstream.v1.Observation.observe_time:type_name -> google.protobuf.Timestamp
-	16, // 2: memstream.v1.Observation.metadata:type_name -> memstream.v1.Observation.MetadataEntry
-	18, // 3: memstream.v1.Observation.expire_time:type_name -> google.protobuf.Timestamp
-	19, // 4: memstream.v1.Observation.ttl:type_name -> google.protobuf.Duration
-	18, // 5: memstream.v1.Observation.valid_from:type_name -> google.protobuf.Timestamp
-	18, // 6: memstream.v1.Observation.valid_until:type_name -> google.protobuf.Timestamp
-	2,  // 7: memstream.v1.Observation.role:type_name -> memstream.v1.Role
-	1,  // 8: memstream.v1.Fragment.kind:type_name -> memstream.v1.FragmentKind
-	0,  // 9: memstream.v1.Fragment.tier:type_name -> memstream.v1.Tier
-	8,  // 10: memstream.v1.Fragment.structured:type_name -> memstream.v1.StructuredObservation
-	18, // 11: memstream.v1.Fragment.observe_time:type_name -> google.protobuf.Timestamp
-	18, // 12: memstream.v1.Fragment.create_time:type_name -> google.protobuf.Timestamp
-	18, // 13: memstream.v1.Fragment.access_time:type_name -> google.protobuf.Timestamp
-	17, // 14: memstream.v1.Fragment.metadata:type_name -> memstream.v1.Fragment.MetadataEntry
-	18, // 15: memstream.v1.Fragment.expire_time:type_name -> google.protobuf.Timestamp
-	18, // 16: memstream.v1.Fragment.forget_time:type_name -> google.protobuf.Timestamp
-	18, // 17: memstream.v1.Fragment.valid_from:type_name -> google.protobuf.Timestamp
-	18, // 18: memstream.v1.Fragment.valid_until:type_name -> google.protobuf.Timestamp
-	18, // 19: memstream.v1.Fragment.supersede_time:type_name -> google.protobuf.Timestamp
-	18, // 20: memstream.v1.Fragment.last_observe_time:type_name -> google.protobuf.Timestamp
-	2,  // 21: memstream.v1.Fragment.role:type_name -> memstream.v1.Role
-	1,  // 22: memstream.v1.FragmentFilter.kinds:type_name -> memstream.v1.FragmentKind
-	18, // 23: memstream.v1.FragmentFilter.observe_time_min:type_name -> google.protobuf.Timestamp
-	18, // 24: memstream.v1.FragmentFilter.observe_time_max:type_name -> google.protobuf.Timestamp
-	13, // 25: memstream.v1.FragmentFilter.metadata:type_name -> memstream.v1.MetadataCondition
-	0,  // 26: memstream.v1.FragmentFilter.tiers:type_name -> memstream.v1.Tier
-	11, // 27: memstream.v1.FragmentFilter.all_of:type_name -> memstream.v1.FragmentFilter
-	11, // 28: memstream.v1.FragmentFilter.any_of:type_name -> memstream.v1.FragmentFilter
-	11, // 29: memstream.v1.FragmentFilter.none_of:type_name -> memstream.v1.FragmentFilter
-	7,  // 30: memstream.v1.MetadataCondition.values:type_name -> memstream.v1.MetadataValue
-	18, // 31: memstream.v1.Suspicion.create_time:type_name -> google.protobuf.Timestamp
-	14, // 32: memstream.v1.ConflictRecord.suspicion:type_name -> memstream.v1.Suspicion
-	6,  // 33: memstream.v1.ConflictRecord.decision:type_name -> memstream.v1.ConflictDecision
-	18, // 34: memstream.v1.ConflictRecord.decide_time:type_name -> google.protobuf.Timestamp
-	7,  // 35: memstream.v1.Observation.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	7,  // 36: memstream.v1.Fragment.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	37, // [37:37] is the sub-list for method output_type
-	37, // [37:37] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	21, // 0: memstream.v1.MetadataValue.null_value:type_name -> google.protobuf.NullValue
+	8,  // 1: memstream.v1.MetadataValue.list_value:type_name -> memstream.v1.MetadataList
+	9,  // 2: memstream.v1.MetadataValue.map_value:type_name -> memstream.v1.MetadataMap
+	7,  // 3: memstream.v1.MetadataList.values:type_name -> memstream.v1.MetadataValue
+	18, // 4: memstream.v1.MetadataMap.entries:type_name -> memstream.v1.MetadataMap.EntriesEntry
+	10, // 5: memstream.v1.Observation.structured:type_name -> memstream.v1.StructuredObservation
+	22, // 6: memstream.v1.Observation.observe_time:type_name -> google.protobuf.Timestamp
+	19, // 7: memstream.v1.Observation.metadata:type_name -> memstream.v1.Observation.MetadataEntry
+	22, // 8: memstream.v1.Observation.expire_time:type_name -> google.protobuf.Timestamp
+	23, // 9: memstream.v1.Observation.ttl:type_name -> google.protobuf.Duration
+	22, // 10: memstream.v1.Observation.valid_from:type_name -> google.protobuf.Timestamp
+	22, // 11: memstream.v1.Observation.valid_until:type_name -> google.protobuf.Timestamp
+	2,  // 12: memstream.v1.Observation.role:type_name -> memstream.v1.Role
+	1,  // 13: memstream.v1.Fragment.kind:type_name -> memstream.v1.FragmentKind
+	0,  // 14: memstream.v1.Fragment.tier:type_name -> memstream.v1.Tier
+	10, // 15: memstream.v1.Fragment.structured:type_name -> memstream.v1.StructuredObservation
+	22, // 16: memstream.v1.Fragment.observe_time:type_name -> google.protobuf.Timestamp
+	22, // 17: memstream.v1.Fragment.create_time:type_name -> google.protobuf.Timestamp
+	22, // 18: memstream.v1.Fragment.access_time:type_name -> google.protobuf.Timestamp
+	20, // 19: memstream.v1.Fragment.metadata:type_name -> memstream.v1.Fragment.MetadataEntry
+	22, // 20: memstream.v1.Fragment.expire_time:type_name -> google.protobuf.Timestamp
+	22, // 21: memstream.v1.Fragment.forget_time:type_name -> google.protobuf.Timestamp
+	22, // 22: memstream.v1.Fragment.valid_from:type_name -> google.protobuf.Timestamp
+	22, // 23: memstream.v1.Fragment.valid_until:type_name -> google.protobuf.Timestamp
+	22, // 24: memstream.v1.Fragment.supersede_time:type_name -> google.protobuf.Timestamp
+	22, // 25: memstream.v1.Fragment.last_observe_time:type_name -> google.protobuf.Timestamp
+	2,  // 26: memstream.v1.Fragment.role:type_name -> memstream.v1.Role
+	1,  // 27: memstream.v1.FragmentFilter.kinds:type_name -> memstream.v1.FragmentKind
+	22, // 28: memstream.v1.FragmentFilter.observe_time_min:type_name -> google.protobuf.Timestamp
+	22, // 29: memstream.v1.FragmentFilter.observe_time_max:type_name -> google.protobuf.Timestamp
+	15, // 30: memstream.v1.FragmentFilter.metadata:type_name -> memstream.v1.MetadataCondition
+	0,  // 31: memstream.v1.FragmentFilter.tiers:type_name -> memstream.v1.Tier
+	13, // 32: memstream.v1.FragmentFilter.all_of:type_name -> memstream.v1.FragmentFilter
+	13, // 33: memstream.v1.FragmentFilter.any_of:type_name -> memstream.v1.FragmentFilter
+	13, // 34: memstream.v1.FragmentFilter.none_of:type_name -> memstream.v1.FragmentFilter
+	22, // 35: memstream.v1.FragmentFilter.create_time_min:type_name -> google.protobuf.Timestamp
+	22, // 36: memstream.v1.FragmentFilter.create_time_max:type_name -> google.protobuf.Timestamp
+	7,  // 37: memstream.v1.MetadataCondition.values:type_name -> memstream.v1.MetadataValue
+	7,  // 38: memstream.v1.MetadataCondition.at_least:type_name -> memstream.v1.MetadataValue
+	7,  // 39: memstream.v1.MetadataCondition.above:type_name -> memstream.v1.MetadataValue
+	7,  // 40: memstream.v1.MetadataCondition.at_most:type_name -> memstream.v1.MetadataValue
+	7,  // 41: memstream.v1.MetadataCondition.below:type_name -> memstream.v1.MetadataValue
+	22, // 42: memstream.v1.MetadataCondition.time_min:type_name -> google.protobuf.Timestamp
+	22, // 43: memstream.v1.MetadataCondition.time_max:type_name -> google.protobuf.Timestamp
+	22, // 44: memstream.v1.Suspicion.create_time:type_name -> google.protobuf.Timestamp
+	16, // 45: memstream.v1.ConflictRecord.suspicion:type_name -> memstream.v1.Suspicion
+	6,  // 46: memstream.v1.ConflictRecord.decision:type_name -> memstream.v1.ConflictDecision
+	22, // 47: memstream.v1.ConflictRecord.decide_time:type_name -> google.protobuf.Timestamp
+	7,  // 48: memstream.v1.MetadataMap.EntriesEntry.value:type_name -> memstream.v1.MetadataValue
+	7,  // 49: memstream.v1.Observation.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	7,  // 50: memstream.v1.Fragment.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	51, // [51:51] is the sub-list for method output_type
+	51, // [51:51] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_fragment_proto_init() }
@@ -2005,25 +2327,29 @@ func file_memstream_v1_fragment_proto_init() {
 		(*MetadataValue_IntValue)(nil),
 		(*MetadataValue_DoubleValue)(nil),
 		(*MetadataValue_BoolValue)(nil),
+		(*MetadataValue_NullValue)(nil),
+		(*MetadataValue_ListValue)(nil),
+		(*MetadataValue_MapValue)(nil),
 	}
-	file_memstream_v1_fragment_proto_msgTypes[2].OneofWrappers = []any{
+	file_memstream_v1_fragment_proto_msgTypes[4].OneofWrappers = []any{
 		(*Observation_Content)(nil),
 		(*Observation_Structured)(nil),
 		(*Observation_ExpireTime)(nil),
 		(*Observation_Ttl)(nil),
 	}
-	file_memstream_v1_fragment_proto_msgTypes[3].OneofWrappers = []any{
+	file_memstream_v1_fragment_proto_msgTypes[5].OneofWrappers = []any{
 		(*Fragment_Content)(nil),
 		(*Fragment_Structured)(nil),
 	}
-	file_memstream_v1_fragment_proto_msgTypes[4].OneofWrappers = []any{}
+	file_memstream_v1_fragment_proto_msgTypes[6].OneofWrappers = []any{}
+	file_memstream_v1_fragment_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_fragment_proto_rawDesc), len(file_memstream_v1_fragment_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   11,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -4923,8 +4923,11 @@ type ExportMemoriesRequest struct {
 	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
 	// Vectors too.
 	IncludeVectors bool `protobuf:"varint,3,opt,name=include_vectors,json=includeVectors,proto3" json:"include_vectors,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Only fragments that match this. Conversations and states are left out then: a filter is of fragments. Links to
+	// fragments that are left out are left out, too.
+	Filter        *FragmentFilter `protobuf:"bytes,4,opt,name=filter,proto3" json:"filter,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExportMemoriesRequest) Reset() {
@@ -4976,6 +4979,13 @@ func (x *ExportMemoriesRequest) GetIncludeVectors() bool {
 		return x.IncludeVectors
 	}
 	return false
+}
+
+func (x *ExportMemoriesRequest) GetFilter() *FragmentFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
 }
 
 // A part of an export.
@@ -5627,11 +5637,12 @@ const file_memstream_v1_memory_service_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\"N\n" +
 	"\x15ReflectMemoryResponse\x125\n" +
-	"\toperation\x18\x01 \x01(\v2\x17.memstream.v1.OperationR\toperation\"v\n" +
+	"\toperation\x18\x01 \x01(\v2\x17.memstream.v1.OperationR\toperation\"\xac\x01\n" +
 	"\x15ExportMemoriesRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12'\n" +
-	"\x0finclude_vectors\x18\x03 \x01(\bR\x0eincludeVectors\"X\n" +
+	"\x0finclude_vectors\x18\x03 \x01(\bR\x0eincludeVectors\x124\n" +
+	"\x06filter\x18\x04 \x01(\v2\x1c.memstream.v1.FragmentFilterR\x06filter\"X\n" +
 	"\x16ExportMemoriesResponse\x12\x14\n" +
 	"\x05lines\x18\x01 \x01(\fR\x05lines\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x14\n" +
@@ -5871,71 +5882,72 @@ var file_memstream_v1_memory_service_proto_depIdxs = []int32{
 	92, // 64: memstream.v1.EraseFragmentsResponse.operation:type_name -> memstream.v1.Operation
 	82, // 65: memstream.v1.EraseFragmentsResponse.unmatched:type_name -> memstream.v1.UnmatchedCondition
 	92, // 66: memstream.v1.ReflectMemoryResponse.operation:type_name -> memstream.v1.Operation
-	67, // 67: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
-	92, // 68: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
-	1,  // 69: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
-	3,  // 70: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
-	6,  // 71: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
-	8,  // 72: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
-	10, // 73: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
-	12, // 74: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
-	14, // 75: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
-	16, // 76: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
-	20, // 77: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
-	22, // 78: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
-	24, // 79: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
-	26, // 80: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
-	28, // 81: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
-	50, // 82: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
-	52, // 83: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
-	54, // 84: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
-	56, // 85: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
-	58, // 86: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
-	30, // 87: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
-	33, // 88: memstream.v1.MemoryService.ListFragmentEvents:input_type -> memstream.v1.ListFragmentEventsRequest
-	35, // 89: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
-	37, // 90: memstream.v1.MemoryService.ListRecallReceipts:input_type -> memstream.v1.ListRecallReceiptsRequest
-	41, // 91: memstream.v1.MemoryService.ReplayRecall:input_type -> memstream.v1.ReplayRecallRequest
-	44, // 92: memstream.v1.MemoryService.ListSessions:input_type -> memstream.v1.ListSessionsRequest
-	47, // 93: memstream.v1.MemoryService.ListStandingQueries:input_type -> memstream.v1.ListStandingQueriesRequest
-	60, // 94: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
-	62, // 95: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
-	64, // 96: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
-	66, // 97: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
-	2,  // 98: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
-	4,  // 99: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
-	7,  // 100: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
-	9,  // 101: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
-	11, // 102: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
-	13, // 103: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
-	15, // 104: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
-	17, // 105: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
-	21, // 106: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
-	23, // 107: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
-	25, // 108: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
-	27, // 109: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
-	29, // 110: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
-	51, // 111: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
-	53, // 112: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
-	55, // 113: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
-	57, // 114: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
-	59, // 115: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
-	31, // 116: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
-	34, // 117: memstream.v1.MemoryService.ListFragmentEvents:output_type -> memstream.v1.ListFragmentEventsResponse
-	36, // 118: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
-	38, // 119: memstream.v1.MemoryService.ListRecallReceipts:output_type -> memstream.v1.ListRecallReceiptsResponse
-	42, // 120: memstream.v1.MemoryService.ReplayRecall:output_type -> memstream.v1.ReplayRecallResponse
-	45, // 121: memstream.v1.MemoryService.ListSessions:output_type -> memstream.v1.ListSessionsResponse
-	48, // 122: memstream.v1.MemoryService.ListStandingQueries:output_type -> memstream.v1.ListStandingQueriesResponse
-	61, // 123: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
-	63, // 124: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
-	65, // 125: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
-	68, // 126: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
-	98, // [98:127] is the sub-list for method output_type
-	69, // [69:98] is the sub-list for method input_type
-	69, // [69:69] is the sub-list for extension type_name
-	69, // [69:69] is the sub-list for extension extendee
-	0,  // [0:69] is the sub-list for field type_name
+	79, // 67: memstream.v1.ExportMemoriesRequest.filter:type_name -> memstream.v1.FragmentFilter
+	67, // 68: memstream.v1.ImportMemoriesRequest.open:type_name -> memstream.v1.ImportOpen
+	92, // 69: memstream.v1.ImportMemoriesResponse.operation:type_name -> memstream.v1.Operation
+	1,  // 70: memstream.v1.MemoryService.CreateMemory:input_type -> memstream.v1.CreateMemoryRequest
+	3,  // 71: memstream.v1.MemoryService.GetMemory:input_type -> memstream.v1.GetMemoryRequest
+	6,  // 72: memstream.v1.MemoryService.ListMemories:input_type -> memstream.v1.ListMemoriesRequest
+	8,  // 73: memstream.v1.MemoryService.UpdateMemory:input_type -> memstream.v1.UpdateMemoryRequest
+	10, // 74: memstream.v1.MemoryService.CloneMemory:input_type -> memstream.v1.CloneMemoryRequest
+	12, // 75: memstream.v1.MemoryService.ClearMemory:input_type -> memstream.v1.ClearMemoryRequest
+	14, // 76: memstream.v1.MemoryService.DeleteMemory:input_type -> memstream.v1.DeleteMemoryRequest
+	16, // 77: memstream.v1.MemoryService.ListNamespaces:input_type -> memstream.v1.ListNamespacesRequest
+	20, // 78: memstream.v1.MemoryService.GetMemoryStats:input_type -> memstream.v1.GetMemoryStatsRequest
+	22, // 79: memstream.v1.MemoryService.GetFragment:input_type -> memstream.v1.GetFragmentRequest
+	24, // 80: memstream.v1.MemoryService.ListFragments:input_type -> memstream.v1.ListFragmentsRequest
+	26, // 81: memstream.v1.MemoryService.PutFragment:input_type -> memstream.v1.PutFragmentRequest
+	28, // 82: memstream.v1.MemoryService.UpdateFragment:input_type -> memstream.v1.UpdateFragmentRequest
+	50, // 83: memstream.v1.MemoryService.ForgetFragments:input_type -> memstream.v1.ForgetFragmentsRequest
+	52, // 84: memstream.v1.MemoryService.RestoreFragments:input_type -> memstream.v1.RestoreFragmentsRequest
+	54, // 85: memstream.v1.MemoryService.SupersedeFragments:input_type -> memstream.v1.SupersedeFragmentsRequest
+	56, // 86: memstream.v1.MemoryService.ListConflicts:input_type -> memstream.v1.ListConflictsRequest
+	58, // 87: memstream.v1.MemoryService.ResolveConflict:input_type -> memstream.v1.ResolveConflictRequest
+	30, // 88: memstream.v1.MemoryService.GetFragmentHistory:input_type -> memstream.v1.GetFragmentHistoryRequest
+	33, // 89: memstream.v1.MemoryService.ListFragmentEvents:input_type -> memstream.v1.ListFragmentEventsRequest
+	35, // 90: memstream.v1.MemoryService.RestoreFragmentVersion:input_type -> memstream.v1.RestoreFragmentVersionRequest
+	37, // 91: memstream.v1.MemoryService.ListRecallReceipts:input_type -> memstream.v1.ListRecallReceiptsRequest
+	41, // 92: memstream.v1.MemoryService.ReplayRecall:input_type -> memstream.v1.ReplayRecallRequest
+	44, // 93: memstream.v1.MemoryService.ListSessions:input_type -> memstream.v1.ListSessionsRequest
+	47, // 94: memstream.v1.MemoryService.ListStandingQueries:input_type -> memstream.v1.ListStandingQueriesRequest
+	60, // 95: memstream.v1.MemoryService.EraseFragments:input_type -> memstream.v1.EraseFragmentsRequest
+	62, // 96: memstream.v1.MemoryService.ReflectMemory:input_type -> memstream.v1.ReflectMemoryRequest
+	64, // 97: memstream.v1.MemoryService.ExportMemories:input_type -> memstream.v1.ExportMemoriesRequest
+	66, // 98: memstream.v1.MemoryService.ImportMemories:input_type -> memstream.v1.ImportMemoriesRequest
+	2,  // 99: memstream.v1.MemoryService.CreateMemory:output_type -> memstream.v1.CreateMemoryResponse
+	4,  // 100: memstream.v1.MemoryService.GetMemory:output_type -> memstream.v1.GetMemoryResponse
+	7,  // 101: memstream.v1.MemoryService.ListMemories:output_type -> memstream.v1.ListMemoriesResponse
+	9,  // 102: memstream.v1.MemoryService.UpdateMemory:output_type -> memstream.v1.UpdateMemoryResponse
+	11, // 103: memstream.v1.MemoryService.CloneMemory:output_type -> memstream.v1.CloneMemoryResponse
+	13, // 104: memstream.v1.MemoryService.ClearMemory:output_type -> memstream.v1.ClearMemoryResponse
+	15, // 105: memstream.v1.MemoryService.DeleteMemory:output_type -> memstream.v1.DeleteMemoryResponse
+	17, // 106: memstream.v1.MemoryService.ListNamespaces:output_type -> memstream.v1.ListNamespacesResponse
+	21, // 107: memstream.v1.MemoryService.GetMemoryStats:output_type -> memstream.v1.GetMemoryStatsResponse
+	23, // 108: memstream.v1.MemoryService.GetFragment:output_type -> memstream.v1.GetFragmentResponse
+	25, // 109: memstream.v1.MemoryService.ListFragments:output_type -> memstream.v1.ListFragmentsResponse
+	27, // 110: memstream.v1.MemoryService.PutFragment:output_type -> memstream.v1.PutFragmentResponse
+	29, // 111: memstream.v1.MemoryService.UpdateFragment:output_type -> memstream.v1.UpdateFragmentResponse
+	51, // 112: memstream.v1.MemoryService.ForgetFragments:output_type -> memstream.v1.ForgetFragmentsResponse
+	53, // 113: memstream.v1.MemoryService.RestoreFragments:output_type -> memstream.v1.RestoreFragmentsResponse
+	55, // 114: memstream.v1.MemoryService.SupersedeFragments:output_type -> memstream.v1.SupersedeFragmentsResponse
+	57, // 115: memstream.v1.MemoryService.ListConflicts:output_type -> memstream.v1.ListConflictsResponse
+	59, // 116: memstream.v1.MemoryService.ResolveConflict:output_type -> memstream.v1.ResolveConflictResponse
+	31, // 117: memstream.v1.MemoryService.GetFragmentHistory:output_type -> memstream.v1.GetFragmentHistoryResponse
+	34, // 118: memstream.v1.MemoryService.ListFragmentEvents:output_type -> memstream.v1.ListFragmentEventsResponse
+	36, // 119: memstream.v1.MemoryService.RestoreFragmentVersion:output_type -> memstream.v1.RestoreFragmentVersionResponse
+	38, // 120: memstream.v1.MemoryService.ListRecallReceipts:output_type -> memstream.v1.ListRecallReceiptsResponse
+	42, // 121: memstream.v1.MemoryService.ReplayRecall:output_type -> memstream.v1.ReplayRecallResponse
+	45, // 122: memstream.v1.MemoryService.ListSessions:output_type -> memstream.v1.ListSessionsResponse
+	48, // 123: memstream.v1.MemoryService.ListStandingQueries:output_type -> memstream.v1.ListStandingQueriesResponse
+	61, // 124: memstream.v1.MemoryService.EraseFragments:output_type -> memstream.v1.EraseFragmentsResponse
+	63, // 125: memstream.v1.MemoryService.ReflectMemory:output_type -> memstream.v1.ReflectMemoryResponse
+	65, // 126: memstream.v1.MemoryService.ExportMemories:output_type -> memstream.v1.ExportMemoriesResponse
+	68, // 127: memstream.v1.MemoryService.ImportMemories:output_type -> memstream.v1.ImportMemoriesResponse
+	99, // [99:128] is the sub-list for method output_type
+	70, // [70:99] is the sub-list for method input_type
+	70, // [70:70] is the sub-list for extension type_name
+	70, // [70:70] is the sub-list for extension extendee
+	0,  // [0:70] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_memory_service_proto_init() }

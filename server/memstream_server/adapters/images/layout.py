@@ -20,7 +20,7 @@ from memstream_server.core.arrays import Parts
 from memstream_server.ports.images import Image, ImageKey
 
 MAGIC = b"memstream image\n"
-LAYOUT = 6
+LAYOUT = 7
 """Raise it with every change of the layout or of what a working set packs."""
 _PREFIX = struct.Struct("<16sII")
 _ALIGNMENT = 64

@@ -268,7 +268,7 @@ class Past:
         self, namespace: str, name: str, as_of: AsOf, chosen: Filter, forgotten: bool
     ) -> tuple[Unmatched, ...]:
         """As Fragments.find_unmatched, of the past. Raises CursorCompacted, CursorVoid."""
-        asked = {"speakers": chosen.speakers, "sessions": chosen.sessions, "metadata": [k for k, _ in chosen.metadata]}
+        asked = {"speakers": chosen.speakers, "sessions": chosen.sessions, "metadata": chosen.named_keys}
         left = {field: fold_names(names, field) for field, names in asked.items()}
         if any(left.values()):
             async for page in self._iterate_pages(await self._open_log(namespace, name, as_of), forgotten):

@@ -44,7 +44,7 @@ _FAILURES = (json_format.ParseError, ValueError, OverflowError, RecursionError, 
 """What protobuf raises for JSON that is no message: OverflowError for an enum or a list element of Infinity."""
 _METADATA_VALUE = fragment_pb2.MetadataValue.DESCRIPTOR
 _FORMS = {
-    "MetadataValue": "a text, a number, true or false",
+    "MetadataValue": "a text, a number, true, false, null, a list or an object",
     "Timestamp": 'a time such as "2026-05-08T12:00:00Z"',
     "Duration": 'a duration in seconds such as "10s"',
     "FieldMask": 'names of fields with commas, such as "policy,labels",',
@@ -168,20 +168,33 @@ def _complete_values(value: dict[str, Any], kind: Descriptor) -> None:
             inner = field.message_type.fields_by_name["value"].message_type
         if inner is None:
             continue
-        if inner is _METADATA_VALUE and isinstance(held, dict):
-            held.update((key, _metadata_value(each)) for key, each in held.items())
-        elif inner is _METADATA_VALUE and isinstance(held, list):
-            held[:] = map(_metadata_value, held)
+        if inner is _METADATA_VALUE:
+            held = value[name] = _metadata_values(held, inner is field.message_type and not field.is_repeated)
         held = list(held.values()) if isinstance(held, dict) and inner is not field.message_type else held
         for each in held if isinstance(held, list) else [held]:
             if isinstance(each, dict):
                 _complete_values(each, inner)
 
 
+def _metadata_values(held: Any, single: bool) -> Any:
+    """The plain values of a field of metadata as JSON of MetadataValue."""
+    if single:
+        return _metadata_value(held)
+    if isinstance(held, dict):
+        return {key: _metadata_value(each) for key, each in held.items()}
+    return [_metadata_value(each) for each in held] if isinstance(held, list) else held
+
+
 def _metadata_value(value: Any) -> Any:
     """A plain value as the JSON of MetadataValue; any other as it is."""
+    if value is None:
+        return {"nullValue": None}
     if isinstance(value, bool):
         return {"boolValue": value}
+    if isinstance(value, list):
+        return {"listValue": {"values": value}}
+    if isinstance(value, dict) and not (len(value) == 1 and _find_field(_METADATA_VALUE, next(iter(value)))):
+        return {"mapValue": {"entries": value}}
     names = {str: "stringValue", int: "intValue", float: "doubleValue"}
     return {names[type(value)]: value} if type(value) in names else value
 

@@ -2,7 +2,8 @@
 
 conflicts: suspicions and their decisions
 conversations: messages and plans of conversations
-fragments: fragments, events and filters
+fragments: fragments and events
+filters: filters of fragments, from messages and from text
 observations: observations
 operations: operations
 policies: memories and their policies

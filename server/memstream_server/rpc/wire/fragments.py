@@ -1,23 +1,19 @@
-"""Converts fragments and events to messages, and filters from messages."""
+"""Converts fragments and events to messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from operator import attrgetter
 
-from google.protobuf.message import Message
-
 from memstream.v1 import event_pb2, fragment_pb2, memory_service_pb2, stream_service_pb2
 from memstream_server.core.events import Event, EventType, Imported, Reason
-from memstream_server.core.filters import Filter, Order, Unmatched
+from memstream_server.core.filters import Order, Unmatched
 from memstream_server.core.policy import Truth
 from memstream_server.core.printable import list_hidden
-from memstream_server.core.values import Fragment, FragmentKind, MetadataValue, Role, Tier, TruthStatus
+from memstream_server.core.values import Fragment, FragmentKind, Role, Tier, TruthStatus
 from memstream_server.engine.requests import AsOf, fragment_etag
 from memstream_server.ports.journal.records import Version
 from memstream_server.rpc import validation as check
-from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import scalars
 from memstream_server.rpc.wire.scalars import Enums
@@ -54,13 +50,6 @@ _read_times = attrgetter(
 )
 _NO_TIMES = (None, None, 0, 0, None, None, None, None, None)
 """Times of a fragment: the message's fields, the fragment's, and the values that say that there is none."""
-_LISTS = ("sessions", "speakers", "kinds", "metadata", "exclude_ids", "tiers")
-_FILTERS_MAX = 32
-"""Maximum number of filters in a list of a filter,"""
-_FILTERS_INSIDE_MAX = 4
-"""and how deep they may be inside of one another."""
-_CONDITIONS_MAX = 1_000
-"""Maximum number of entries in one list of a filter."""
 
 
 def fragment_message(fragment: Fragment, merged_text: str = "") -> fragment_pb2.Fragment:
@@ -115,54 +104,6 @@ def write_version(message: memory_service_pb2.FragmentVersion, version: Version)
     scalars.write_time(message.replace_time, version.time_us)
     message.replaced_by = EVENT_TYPES.numbers[version.event]
     message.principal = version.principal
-
-
-def read_filter(
-    found: Violations, message: fragment_pb2.FragmentFilter, limits: Limits, field: str, depth: int = 0
-) -> Filter:
-    """The selected fragments; an empty message selects all. depth: number of filters that it is inside of."""
-    for name in _LISTS:
-        if len(getattr(message, name)) > _CONDITIONS_MAX:
-            found.add(f"{field}.{name}", f"has more than {_CONDITIONS_MAX} entries")
-            return Filter()
-    for number, each in enumerate(message.exclude_ids):
-        check.fragment_id(found, f"{field}.exclude_ids[{number}]", each)
-    chosen = Filter(
-        sessions=_read_names(found, f"{field}.sessions", message.sessions, limits),
-        speakers=_read_names(found, f"{field}.speakers", message.speakers, limits),
-        kinds=KINDS.read_all(found, f"{field}.kinds", message.kinds),
-        tiers=TIERS.read_all(found, f"{field}.tiers", message.tiers),
-        observe_from_us=_read_time(found, message, field, "observe_time_min"),
-        observe_until_us=_read_time(found, message, field, "observe_time_max"),
-        importance_min=_read_importance(found, message, field, "importance_min"),
-        importance_max=_read_importance(found, message, field, "importance_max"),
-        metadata=tuple(
-            _read_condition(found, f"{field}.metadata[{number}]", each) for number, each in enumerate(message.metadata)
-        ),
-        excluded=tuple(message.exclude_ids),
-        all_of=_read_filters(found, message.all_of, limits, f"{field}.all_of", depth),
-        any_of=_read_filters(found, message.any_of, limits, f"{field}.any_of", depth),
-        none_of=_read_filters(found, message.none_of, limits, f"{field}.none_of", depth),
-    )
-    _check_order(found, f"{field}.observe_time_max", chosen.observe_from_us, chosen.observe_until_us)
-    _check_order(found, f"{field}.importance_max", chosen.importance_min, chosen.importance_max)
-    return chosen
-
-
-def _read_filters(
-    found: Violations, messages: Sequence[fragment_pb2.FragmentFilter], limits: Limits, field: str, depth: int
-) -> tuple[Filter, ...]:
-    if not messages:
-        return ()
-    if depth == _FILTERS_INSIDE_MAX:
-        found.add(field, f"is inside of {depth} filters, more are not allowed")
-        return ()
-    if len(messages) > _FILTERS_MAX:
-        found.add(field, f"has more than {_FILTERS_MAX} entries")
-        return ()
-    return tuple(
-        [read_filter(found, each, limits, f"{field}[{number}]", depth + 1) for number, each in enumerate(messages)]
-    )
 
 
 def unmatched_message(unmatched: Unmatched) -> fragment_pb2.UnmatchedCondition:
@@ -226,43 +167,3 @@ def _imported_message(had: Imported) -> event_pb2.ImportedFragment:
         duplicate_count=had.duplicate_count,
         forgotten=had.forgotten,
     )
-
-
-def _read_names(found: Violations, field: str, values: Iterable[str], limits: Limits) -> tuple[str, ...]:
-    names = tuple(values)
-    for number, each in enumerate(names):
-        check.check_identifier(found, f"{field}[{number}]", each, limits)
-    return names
-
-
-def _read_time(found: Violations, message: fragment_pb2.FragmentFilter, field: str, name: str) -> int | None:
-    return scalars.time_us(found, f"{field}.{name}", getattr(message, name)) if _has_field(message, name) else None
-
-
-def _read_importance(found: Violations, message: fragment_pb2.FragmentFilter, field: str, name: str) -> float | None:
-    return (
-        check.check_bounds(found, f"{field}.{name}", getattr(message, name), 0, 1)
-        if _has_field(message, name)
-        else None
-    )
-
-
-def _read_condition(
-    found: Violations, field: str, message: fragment_pb2.MetadataCondition
-) -> tuple[str, tuple[MetadataValue, ...]]:
-    scalars.metadata_key(found, f"{field}.key", message.key)
-    if not message.values:
-        found.add(f"{field}.values", "needs at least one value")
-    values = (
-        scalars.metadata_value(found, f"{field}.values[{number}]", each) for number, each in enumerate(message.values)
-    )
-    return message.key, tuple(value for value in values if value is not None)
-
-
-def _check_order(found: Violations, field: str, low: float | None, high: float | None) -> None:
-    if low is not None and high is not None and low > high:
-        found.add(field, "is below the lower bound")
-
-
-def _has_field(message: Message, name: str) -> bool:
-    return message.HasField(name)  # the stub accepts only literals

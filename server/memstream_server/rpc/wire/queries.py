@@ -23,6 +23,7 @@ from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import fragments, observations, scalars
 from memstream_server.rpc.wire.conflicts import suspicion_message
+from memstream_server.rpc.wire.filters import read_filter
 
 PART_BYTES = 1 << 20
 """A larger answer is split into several messages, so that none comes near a client's message limit."""
@@ -52,7 +53,7 @@ def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension:
         min_relevance=check.check_bounds(found, f"{prefix}min_relevance", message.min_relevance, 0, 1)
         if message.HasField("min_relevance")
         else None,
-        filter=fragments.read_filter(found, message.filter, limits, f"{prefix}filter")
+        filter=read_filter(found, message.filter, limits, f"{prefix}filter")
         if message.HasField("filter")
         else EVERYTHING,
         min_revision=check.not_negative(found, f"{prefix}min_revision", message.min_revision),

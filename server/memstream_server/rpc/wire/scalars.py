@@ -11,10 +11,12 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.struct_pb2 import NULL_VALUE
 from google.protobuf.timestamp_pb2 import Timestamp
+from msgspec import UNSET, UnsetType
 
 from memstream.v1 import fragment_pb2
-from memstream_server.core.values import Metadata, MetadataValue, Vector
+from memstream_server.core.values import METADATA_DEPTH_MAX, Metadata, MetadataValue, Vector
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations, quote_text
 
@@ -136,17 +138,54 @@ def read_vector(found: Violations, field: str, values: Any, dimension: int) -> V
     return unit
 
 
-def metadata_value(found: Violations, field: str, value: fragment_pb2.MetadataValue) -> MetadataValue | None:
-    """The value that is set; None if none is, or if it is not a finite number."""
+def metadata_value(
+    found: Violations, field: str, value: fragment_pb2.MetadataValue, depth: int = 1
+) -> MetadataValue | UnsetType:
+    """The value that is set; UNSET if none is, or if it is nested too deeply or no finite number."""
     kind = value.WhichOneof("kind")
     if kind is None:
         found.add(field, "has no value")
+        return UNSET
+    if kind in ("list_value", "map_value"):
+        return _read_nested(found, field, value, depth)
+    if kind == "null_value":
         return None
     held: MetadataValue = getattr(value, kind)
     if isinstance(held, float) and not math.isfinite(held):
         found.add(field, "must be a finite number")
-        return None
+        return UNSET
     return held
+
+
+def _read_nested(
+    found: Violations, field: str, value: fragment_pb2.MetadataValue, depth: int
+) -> MetadataValue | UnsetType:
+    if depth > METADATA_DEPTH_MAX:
+        found.add(field, f"is nested more than {METADATA_DEPTH_MAX} deep")
+        return UNSET
+    if value.WhichOneof("kind") == "list_value":
+        return [
+            held
+            for number, each in enumerate(value.list_value.values)
+            if (held := metadata_value(found, f"{field}[{number}]", each, depth + 1)) is not UNSET
+        ]
+    entries = value.map_value.entries
+    return {
+        metadata_key(found, field, key): held
+        for key in sorted(entries)
+        if (held := metadata_value(found, f"{field}[{quote_text(key)}]", entries[key], depth + 1)) is not UNSET
+    }
+
+
+def _count_bytes(value: MetadataValue) -> int:
+    """As the limit on metadata counts: of texts and keys their UTF-8, of anything else eight."""
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, list):
+        return 8 + sum(map(_count_bytes, value))
+    if isinstance(value, dict):
+        return 8 + sum(len(key.encode()) + _count_bytes(held) for key, held in value.items())
+    return 8
 
 
 def read_metadata(
@@ -163,8 +202,8 @@ def read_metadata(
     for key in sorted(values):
         metadata_key(found, field, key)
         held = metadata_value(found, f"{field}[{quote_text(key)}]", values[key])
-        size += len(key.encode()) + (len(held.encode()) if isinstance(held, str) else 8)
-        if held is not None:
+        if held is not UNSET:
+            size += len(key.encode()) + _count_bytes(held)
             pairs.append((key, held))
     if size > limits.metadata_bytes_max:
         found.add(field, f"has {size} bytes, at most {limits.metadata_bytes_max} are allowed")
@@ -179,21 +218,35 @@ def metadata_key(found: Violations, field: str, key: str) -> str:
 
 
 def metadata_of(values: Mapping[str, fragment_pb2.MetadataValue]) -> Metadata:
-    """Sorted pairs of a server's message."""
+    """Sorted pairs of a server's message; what this version does not know is left out."""
+    trusted = Violations()
     return tuple(
-        (key, getattr(values[key], kind)) for key in sorted(values) if (kind := values[key].WhichOneof("kind"))
+        (key, held) for key in sorted(values) if (held := metadata_value(trusted, key, values[key])) is not UNSET
     )
 
 
 def write_metadata(target: MutableMapping[str, fragment_pb2.MetadataValue], values: Metadata) -> None:
     """Writes pairs into a message's map."""
     for key, value in values:
-        held = target[key]
-        if isinstance(value, bool):  # before int, because a bool is an int
-            held.bool_value = value
-        elif isinstance(value, int):
-            held.int_value = value
-        elif isinstance(value, float):
-            held.double_value = value
-        else:
-            held.string_value = value
+        write_value(target[key], value)
+
+
+def write_value(held: fragment_pb2.MetadataValue, value: MetadataValue) -> None:
+    """Writes a value into an empty message."""
+    if isinstance(value, bool):  # before int, because a bool is an int
+        held.bool_value = value
+    elif isinstance(value, int):
+        held.int_value = value
+    elif isinstance(value, float):
+        held.double_value = value
+    elif isinstance(value, str):
+        held.string_value = value
+    elif value is None:
+        held.null_value = NULL_VALUE
+    elif isinstance(value, list):
+        held.list_value.SetInParent()
+        for each in value:
+            write_value(held.list_value.values.add(), each)
+    else:
+        held.map_value.SetInParent()
+        write_metadata(held.map_value.entries, tuple(value.items()))

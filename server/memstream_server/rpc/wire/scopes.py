@@ -22,6 +22,7 @@ from memstream_server.rpc import validation as check
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import fragments, policies, queries, scalars
+from memstream_server.rpc.wire.filters import read_filter
 
 SCOPES_MAX = 100
 _WEIGHT_MAX = 100
@@ -80,7 +81,7 @@ def _read_scope(found: Violations, field: str, scope: pb.RecallScope, limits: Li
     if scope.HasField("limit"):
         check.check_bounds(found, f"{field}.limit", scope.limit, 1, limits.recall_limit_max)
     if scope.HasField("filter"):
-        fragments.read_filter(found, scope.filter, limits, f"{field}.filter")
+        read_filter(found, scope.filter, limits, f"{field}.filter")
     if check.not_negative(found, f"{field}.min_revision", scope.min_revision) and not scope.memory:
         found.add(f"{field}.min_revision", "is given with several memories: name one")
     labels: Labels = ()

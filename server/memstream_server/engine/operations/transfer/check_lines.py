@@ -15,7 +15,7 @@ import numpy as np
 
 from memstream_server.core.json_text import find_fault
 from memstream_server.core.tiers import TIERS
-from memstream_server.core.values import Structured, Tier
+from memstream_server.core.values import METADATA_DEPTH_MAX, MetadataValue, Structured, Tier
 from memstream_server.engine.operations.transfer.lines import (
     FORMAT,
     VERSION,
@@ -264,8 +264,16 @@ class Checker:
         if line.structured is not None and structured_text(line) != line.content:
             raise self._error_at("content", "differs from the text of the structured observation")
         for key, value in line.metadata.items():
-            if isinstance(value, int) and value not in _INT64:
-                raise self._error_at(f"metadata.{key}", "is not a 64-bit integer")
+            self._check_metadata(f"metadata.{key}", value, 1)
+
+    def _check_metadata(self, name: str, value: MetadataValue, depth: int) -> None:
+        if isinstance(value, int) and value not in _INT64:
+            raise self._error_at(name, "is not a 64-bit integer")
+        if isinstance(value, list | dict):
+            if depth > METADATA_DEPTH_MAX:
+                raise self._error_at(name, f"is nested more than {METADATA_DEPTH_MAX} deep")
+            for each in value if isinstance(value, list) else value.values():
+                self._check_metadata(name, each, depth + 1)
 
     def _check_vector(self, line: FragmentLine, name: str, packed: bytes | None) -> None:
         if packed is None:

@@ -11,11 +11,12 @@ import asyncio
 import contextlib
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import IO
 
+from memstream_server.core.filters import EVERYTHING, Filter, passes
 from memstream_server.core.retention import is_expired
 from memstream_server.core.values import Fragment, Structured, Tier
 from memstream_server.engine.errors import NOT_READ, JournalUnavailable, MemoryDeleted, MemoryNotFound, StorageIsFull
@@ -61,6 +62,8 @@ class Wanted:
     namespace: str
     memory: str
     vectors: bool
+    chosen: Filter = EVERYTHING
+    """Of fragments: with one, conversations and states are left out."""
 
 
 class _Abandoned(Exception):
@@ -120,6 +123,8 @@ class Exporter:
             after = page[-1].name
 
     async def list_conversations(self, wanted: Wanted) -> AsyncGenerator[str, None]:
+        if wanted.chosen != EVERYTHING:
+            return
         if wanted.memory:
             yield wanted.memory
             return
@@ -131,7 +136,8 @@ class Exporter:
 
     async def list_states(self, wanted: Wanted) -> AsyncGenerator[tuple[StateName, State], None]:
         after = ("", "")
-        while not wanted.memory and (page := await self._conversations.list_states(wanted.namespace, after, STATES)):
+        whole = not wanted.memory and wanted.chosen == EVERYTHING
+        while whole and (page := await self._conversations.list_states(wanted.namespace, after, STATES)):
             for name, state in page:
                 yield name, state
             after = page[-1][0].scope.value, page[-1][0].name
@@ -140,7 +146,7 @@ class Exporter:
         return await self._journal.fragment_total(wanted.namespace, wanted.memory)
 
     @contextlib.asynccontextmanager
-    async def memory_spool(self, record: MemoryRecord, vectors: bool) -> AsyncGenerator[tuple[bytes, IO[bytes]], None]:
+    async def memory_spool(self, record: MemoryRecord, wanted: Wanted) -> AsyncGenerator[tuple[bytes, IO[bytes]], None]:
         """(the memory's line, a file with its fragments' lines). Raises Conflict if the memory was deleted.
 
         Waits until everything that was received at the beginning is stored.
@@ -153,13 +159,13 @@ class Exporter:
                 goal[:] = goal or [scan.next_position]
                 if scan.first_pending is not None and scan.first_pending < goal[0]:
                     return False
-                count = _write_fragments(scan, vectors, self._now_us(), file, given, self._disk)
+                count = _write_fragments(scan, wanted, self._now_us(), file, given, self._disk)
                 head[:] = [lines.encode_line(_memory_line(scan, count))]
                 return True
 
             while True:
                 async with self._reading:
-                    if await self._journal.scan_memory(record.uid, vectors, read):
+                    if await self._journal.scan_memory(record.uid, wanted.vectors, read):
                         break
                 await asyncio.sleep(PENDING_POLL_INTERVAL_S)
             yield head[0], file
@@ -218,7 +224,7 @@ class _Export:
 
     async def _stream_memory(self, record: MemoryRecord) -> AsyncGenerator[Part, None]:
         try:
-            async with self._exporter.memory_spool(record, self._wanted.vectors) as (head, file):
+            async with self._exporter.memory_spool(record, self._wanted) as (head, file):
                 self._counts["memories"] += 1
                 yield self._make_part(head)
                 while part := await _read_part(file):
@@ -292,20 +298,35 @@ class _Writer:
 
 
 def _write_fragments(
-    scan: MemoryScan, vectors: bool, now_us: int, file: IO[bytes], given: threading.Event, disk: Disk
+    scan: MemoryScan, wanted: Wanted, now_us: int, file: IO[bytes], given: threading.Event, disk: Disk
 ) -> int:
-    """Write a line for each fragment that has not expired; returns their number."""
+    """Write a line for each chosen fragment that has not expired; returns their number."""
     writer, count = _Writer(file, given, disk), 0
-    retention = scan.record.policy.retention
+    retention, chosen = scan.record.policy.retention, wanted.chosen
+    kept = None if chosen == EVERYTHING else {one.id for page in scan.pages() for one, _ in page if passes(one, chosen)}
     for page in scan.pages():
         for fragment, vector in page:
-            if not is_expired(fragment, now_us, retention):
-                line = fragment_line(fragment, vector, scan.anchors.get(fragment.id), vectors)
-                line.conflicts = [_conflict_line(one) for one in scan.conflicts.get(fragment.id, ())]
-                writer.write_line(line)
-                count += 1
+            if is_expired(fragment, now_us, retention) or (kept is not None and fragment.id not in kept):
+                continue
+            line = fragment_line(fragment, vector, scan.anchors.get(fragment.id), wanted.vectors)
+            line.conflicts = [_conflict_line(one) for one in scan.conflicts.get(fragment.id, ())]
+            writer.write_line(line if kept is None else _without_others(line, kept))
+            count += 1
     writer.finish_file()
     return count
+
+
+def _without_others(line: lines.FragmentLine, kept: Collection[str]) -> lines.FragmentLine:
+    """The line without links to fragments that the export does not have, and without their texts."""
+    line.sources = [each for each in line.sources if each in kept]
+    line.supersedes = [each for each in line.supersedes if each in kept]
+    line.conflicts = [each for each in line.conflicts if each.older in kept]
+    shown = [each for each in line.enhancements if each.id in kept]
+    line.enhancement_count -= len(line.enhancements) - len(shown)
+    line.enhancements = shown
+    if line.superseded_by is not None and line.superseded_by not in kept:
+        line.superseded_by = line.supersede_time_us = None
+    return line
 
 
 def _memory_line(scan: MemoryScan, fragments: int) -> lines.MemoryLine:

@@ -6,18 +6,18 @@
 
 import type { GenEnum, GenFile, GenMessage } from "@bufbuild/protobuf/codegenv2";
 import { enumDesc, fileDesc, messageDesc } from "@bufbuild/protobuf/codegenv2";
-import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
-import { file_google_protobuf_duration, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
+import type { Duration, NullValue, Timestamp } from "@bufbuild/protobuf/wkt";
+import { file_google_protobuf_duration, file_google_protobuf_struct, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file memstream/v1/fragment.proto.
  */
 export const file_memstream_v1_fragment: GenFile = /*@__PURE__*/
-  fileDesc("ChttZW1zdHJlYW0vdjEvZnJhZ21lbnQucHJvdG8SDG1lbXN0cmVhbS52MSJyCg1NZXRhZGF0YVZhbHVlEhYKDHN0cmluZ192YWx1ZRgBIAEoCUgAEhMKCWludF92YWx1ZRgCIAEoA0gAEhYKDGRvdWJsZV92YWx1ZRgDIAEoAUgAEhQKCmJvb2xfdmFsdWUYBCABKAhIAEIGCgRraW5kIrUBChVTdHJ1Y3R1cmVkT2JzZXJ2YXRpb24SEAoIcXVlc3Rpb24YASABKAkSDwoHdGhvdWdodBgCIAEoCRINCgVwaGFzZRgDIAEoCRIYChBhY3Rpb25faW50ZW50aW9uGAQgASgJEhUKDWFjdGlvbl9yZWFzb24YBSABKAkSDgoGYWN0aW9uGAYgASgJEhQKDGFjdGlvbl9pbnB1dBgHIAEoCRITCgtvYnNlcnZhdGlvbhgIIAEoCSKjBQoLT2JzZXJ2YXRpb24SEQoHY29udGVudBgBIAEoCUgAEjkKCnN0cnVjdHVyZWQYAiABKAsyIy5tZW1zdHJlYW0udjEuU3RydWN0dXJlZE9ic2VydmF0aW9uSAASDwoHc3BlYWtlchgDIAEoCRIPCgdzZXNzaW9uGAQgASgJEjAKDG9ic2VydmVfdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFwoKaW1wb3J0YW5jZRgGIAEoAUgCiAEBEjkKCG1ldGFkYXRhGAcgAygLMicubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uLk1ldGFkYXRhRW50cnkSEQoJZW1iZWRkaW5nGAggAygCEjEKC2V4cGlyZV90aW1lGAkgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcEgBEigKA3R0bBgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkgBEhMKC2V4dGVybmFsX2lkGAsgASgJEhMKC3Rva2VuX2NvdW50GAwgASgFEhIKCnN1cGVyc2VkZXMYDSADKAkSLgoKdmFsaWRfZnJvbRgOIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdmFsaWRfdW50aWwYDyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiAKBHJvbGUYECABKA4yEi5tZW1zdHJlYW0udjEuUm9sZRpMCg1NZXRhZGF0YUVudHJ5EgsKA2tleRgBIAEoCRIqCgV2YWx1ZRgCIAEoCzIbLm1lbXN0cmVhbS52MS5NZXRhZGF0YVZhbHVlOgI4AUIGCgRib2R5QggKBmV4cGlyeUINCgtfaW1wb3J0YW5jZSLlCAoIRnJhZ21lbnQSCgoCaWQYASABKAkSKAoEa2luZBgCIAEoDjIaLm1lbXN0cmVhbS52MS5GcmFnbWVudEtpbmQSIAoEdGllchgDIAEoDjISLm1lbXN0cmVhbS52MS5UaWVyEhEKB2NvbnRlbnQYBCABKAlIABI5CgpzdHJ1Y3R1cmVkGAUgASgLMiMubWVtc3RyZWFtLnYxLlN0cnVjdHVyZWRPYnNlcnZhdGlvbkgAEhMKC21lcmdlZF90ZXh0GAYgASgJEg8KB3NwZWFrZXIYByABKAkSDwoHc2Vzc2lvbhgIIAEoCRISCgppbXBvcnRhbmNlGAkgASgBEjAKDG9ic2VydmVfdGltZRgKIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLY3JlYXRlX3RpbWUYCyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC2FjY2Vzc190aW1lGAwgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIUCgxhY2Nlc3NfY291bnQYDSABKAMSGQoRZW5oYW5jZW1lbnRfY291bnQYDiABKAUSFwoPZHVwbGljYXRlX2NvdW50GA8gASgFEg8KB3NvdXJjZXMYECADKAkSNgoIbWV0YWRhdGEYESADKAsyJC5tZW1zdHJlYW0udjEuRnJhZ21lbnQuTWV0YWRhdGFFbnRyeRIvCgtleHBpcmVfdGltZRgSIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDgoGcGlubmVkGBMgASgIEhMKC2V4dGVybmFsX2lkGBQgASgJEg0KBW1vZGVsGBUgASgJEgwKBGV0YWcYFiABKAkSLwoLZm9yZ2V0X3RpbWUYFyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhMKC3Rva2VuX2NvdW50GBggASgFEhUKDXN1cGVyc2VkZWRfYnkYGSABKAkSEgoKc3VwZXJzZWRlcxgaIAMoCRIuCgp2YWxpZF9mcm9tGBsgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgt2YWxpZF91bnRpbBgcIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASMgoOc3VwZXJzZWRlX3RpbWUYHSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjUKEWxhc3Rfb2JzZXJ2ZV90aW1lGB4gASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIgCgRyb2xlGB8gASgOMhIubWVtc3RyZWFtLnYxLlJvbGUSGQoRaGlkZGVuX2NoYXJhY3RlcnMYICADKAkaTAoNTWV0YWRhdGFFbnRyeRILCgNrZXkYASABKAkSKgoFdmFsdWUYAiABKAsyGy5tZW1zdHJlYW0udjEuTWV0YWRhdGFWYWx1ZToCOAFCBgoEYm9keSKhBAoORnJhZ21lbnRGaWx0ZXISEAoIc2Vzc2lvbnMYASADKAkSEAoIc3BlYWtlcnMYAiADKAkSKQoFa2luZHMYAyADKA4yGi5tZW1zdHJlYW0udjEuRnJhZ21lbnRLaW5kEjQKEG9ic2VydmVfdGltZV9taW4YBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjQKEG9ic2VydmVfdGltZV9tYXgYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhsKDmltcG9ydGFuY2VfbWluGAYgASgBSACIAQESGwoOaW1wb3J0YW5jZV9tYXgYByABKAFIAYgBARIxCghtZXRhZGF0YRgIIAMoCzIfLm1lbXN0cmVhbS52MS5NZXRhZGF0YUNvbmRpdGlvbhITCgtleGNsdWRlX2lkcxgJIAMoCRIhCgV0aWVycxgKIAMoDjISLm1lbXN0cmVhbS52MS5UaWVyEiwKBmFsbF9vZhgLIAMoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchIsCgZhbnlfb2YYDCADKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISLQoHbm9uZV9vZhgNIAMoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlckIRCg9faW1wb3J0YW5jZV9taW5CEQoPX2ltcG9ydGFuY2VfbWF4IjIKElVubWF0Y2hlZENvbmRpdGlvbhINCgVmaWVsZBgBIAEoCRINCgV2YWx1ZRgCIAEoCSJNChFNZXRhZGF0YUNvbmRpdGlvbhILCgNrZXkYASABKAkSKwoGdmFsdWVzGAIgAygLMhsubWVtc3RyZWFtLnYxLk1ldGFkYXRhVmFsdWUihAEKCVN1c3BpY2lvbhIQCghuZXdlcl9pZBgBIAEoCRIQCghvbGRlcl9pZBgCIAEoCRIOCgZyZWFzb24YAyABKAkSLwoLY3JlYXRlX3RpbWUYBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhIKBmZvbGRlZBgFIAEoCEICGAEirQEKDkNvbmZsaWN0UmVjb3JkEioKCXN1c3BpY2lvbhgBIAEoCzIXLm1lbXN0cmVhbS52MS5TdXNwaWNpb24SMAoIZGVjaXNpb24YAiABKA4yHi5tZW1zdHJlYW0udjEuQ29uZmxpY3REZWNpc2lvbhIMCgRub3RlGAMgASgJEi8KC2RlY2lkZV90aW1lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcCpXCgRUaWVyEhQKEFRJRVJfVU5TUEVDSUZJRUQQABIQCgxUSUVSX1NFTlNPUlkQARITCg9USUVSX1NIT1JUX1RFUk0QAhISCg5USUVSX0xPTkdfVEVSTRADKmcKDEZyYWdtZW50S2luZBIdChlGUkFHTUVOVF9LSU5EX1VOU1BFQ0lGSUVEEAASHQoZRlJBR01FTlRfS0lORF9PQlNFUlZBVElPThABEhkKFUZSQUdNRU5UX0tJTkRfSU5TSUdIVBACKl8KBFJvbGUSFAoQUk9MRV9VTlNQRUNJRklFRBAAEg0KCVJPTEVfVVNFUhABEhIKDlJPTEVfQVNTSVNUQU5UEAISDQoJUk9MRV9UT09MEAMSDwoLUk9MRV9TWVNURU0QBCqkAQoLVHJ1dGhTdGF0dXMSHAoYVFJVVEhfU1RBVFVTX1VOU1BFQ0lGSUVEEAASGAoUVFJVVEhfU1RBVFVTX0NVUlJFTlQQARIbChdUUlVUSF9TVEFUVVNfU1VQRVJTRURFRBACEh4KGlRSVVRIX1NUQVRVU19OT1RfWUVUX1ZBTElEEAMSIAocVFJVVEhfU1RBVFVTX05PX0xPTkdFUl9WQUxJRBAEKkAKBVRydXRoEhUKEVRSVVRIX1VOU1BFQ0lGSUVEEAASEQoNVFJVVEhfQ1VSUkVOVBABEg0KCVRSVVRIX0FMTBACKpcCCg1GcmFnbWVudE9yZGVyEh4KGkZSQUdNRU5UX09SREVSX1VOU1BFQ0lGSUVEEAASGgoWRlJBR01FTlRfT1JERVJfUkVDRUlQVBABEh8KG0ZSQUdNRU5UX09SREVSX09CU0VSVkVfVElNRRACEh0KGUZSQUdNRU5UX09SREVSX0lNUE9SVEFOQ0UQAxIeChpGUkFHTUVOVF9PUkRFUl9BQ0NFU1NfVElNRRAEEhkKFUZSQUdNRU5UX09SREVSX0xFTkdUSBAFEhoKFkZSQUdNRU5UX09SREVSX1NQRUFLRVIQBhIaChZGUkFHTUVOVF9PUkRFUl9TRVNTSU9OEAcSFwoTRlJBR01FTlRfT1JERVJfVElFUhAIKqoBChBDb25mbGljdERlY2lzaW9uEiEKHUNPTkZMSUNUX0RFQ0lTSU9OX1VOU1BFQ0lGSUVEEAASGwoXQ09ORkxJQ1RfREVDSVNJT05fTkVXRVIQARIbChdDT05GTElDVF9ERUNJU0lPTl9PTERFUhACEhoKFkNPTkZMSUNUX0RFQ0lTSU9OX0JPVEgQAxIdChlDT05GTElDVF9ERUNJU0lPTl9ORUlUSEVSEARCTgoQZGV2Lm1lbXN0cmVhbS52MUINRnJhZ21lbnRQcm90b1ABWiltZW1zdHJlYW0uZGV2L2dvL21lbXN0cmVhbS92MTttZW1zdHJlYW12MWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp]);
+  fileDesc("ChttZW1zdHJlYW0vdjEvZnJhZ21lbnQucHJvdG8SDG1lbXN0cmVhbS52MSKGAgoNTWV0YWRhdGFWYWx1ZRIWCgxzdHJpbmdfdmFsdWUYASABKAlIABITCglpbnRfdmFsdWUYAiABKANIABIWCgxkb3VibGVfdmFsdWUYAyABKAFIABIUCgpib29sX3ZhbHVlGAQgASgISAASMAoKbnVsbF92YWx1ZRgFIAEoDjIaLmdvb2dsZS5wcm90b2J1Zi5OdWxsVmFsdWVIABIwCgpsaXN0X3ZhbHVlGAYgASgLMhoubWVtc3RyZWFtLnYxLk1ldGFkYXRhTGlzdEgAEi4KCW1hcF92YWx1ZRgHIAEoCzIZLm1lbXN0cmVhbS52MS5NZXRhZGF0YU1hcEgAQgYKBGtpbmQiOwoMTWV0YWRhdGFMaXN0EisKBnZhbHVlcxgBIAMoCzIbLm1lbXN0cmVhbS52MS5NZXRhZGF0YVZhbHVlIpMBCgtNZXRhZGF0YU1hcBI3CgdlbnRyaWVzGAEgAygLMiYubWVtc3RyZWFtLnYxLk1ldGFkYXRhTWFwLkVudHJpZXNFbnRyeRpLCgxFbnRyaWVzRW50cnkSCwoDa2V5GAEgASgJEioKBXZhbHVlGAIgASgLMhsubWVtc3RyZWFtLnYxLk1ldGFkYXRhVmFsdWU6AjgBIrUBChVTdHJ1Y3R1cmVkT2JzZXJ2YXRpb24SEAoIcXVlc3Rpb24YASABKAkSDwoHdGhvdWdodBgCIAEoCRINCgVwaGFzZRgDIAEoCRIYChBhY3Rpb25faW50ZW50aW9uGAQgASgJEhUKDWFjdGlvbl9yZWFzb24YBSABKAkSDgoGYWN0aW9uGAYgASgJEhQKDGFjdGlvbl9pbnB1dBgHIAEoCRITCgtvYnNlcnZhdGlvbhgIIAEoCSKjBQoLT2JzZXJ2YXRpb24SEQoHY29udGVudBgBIAEoCUgAEjkKCnN0cnVjdHVyZWQYAiABKAsyIy5tZW1zdHJlYW0udjEuU3RydWN0dXJlZE9ic2VydmF0aW9uSAASDwoHc3BlYWtlchgDIAEoCRIPCgdzZXNzaW9uGAQgASgJEjAKDG9ic2VydmVfdGltZRgFIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFwoKaW1wb3J0YW5jZRgGIAEoAUgCiAEBEjkKCG1ldGFkYXRhGAcgAygLMicubWVtc3RyZWFtLnYxLk9ic2VydmF0aW9uLk1ldGFkYXRhRW50cnkSEQoJZW1iZWRkaW5nGAggAygCEjEKC2V4cGlyZV90aW1lGAkgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcEgBEigKA3R0bBgKIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbkgBEhMKC2V4dGVybmFsX2lkGAsgASgJEhMKC3Rva2VuX2NvdW50GAwgASgFEhIKCnN1cGVyc2VkZXMYDSADKAkSLgoKdmFsaWRfZnJvbRgOIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdmFsaWRfdW50aWwYDyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEiAKBHJvbGUYECABKA4yEi5tZW1zdHJlYW0udjEuUm9sZRpMCg1NZXRhZGF0YUVudHJ5EgsKA2tleRgBIAEoCRIqCgV2YWx1ZRgCIAEoCzIbLm1lbXN0cmVhbS52MS5NZXRhZGF0YVZhbHVlOgI4AUIGCgRib2R5QggKBmV4cGlyeUINCgtfaW1wb3J0YW5jZSLlCAoIRnJhZ21lbnQSCgoCaWQYASABKAkSKAoEa2luZBgCIAEoDjIaLm1lbXN0cmVhbS52MS5GcmFnbWVudEtpbmQSIAoEdGllchgDIAEoDjISLm1lbXN0cmVhbS52MS5UaWVyEhEKB2NvbnRlbnQYBCABKAlIABI5CgpzdHJ1Y3R1cmVkGAUgASgLMiMubWVtc3RyZWFtLnYxLlN0cnVjdHVyZWRPYnNlcnZhdGlvbkgAEhMKC21lcmdlZF90ZXh0GAYgASgJEg8KB3NwZWFrZXIYByABKAkSDwoHc2Vzc2lvbhgIIAEoCRISCgppbXBvcnRhbmNlGAkgASgBEjAKDG9ic2VydmVfdGltZRgKIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLY3JlYXRlX3RpbWUYCyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC2FjY2Vzc190aW1lGAwgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIUCgxhY2Nlc3NfY291bnQYDSABKAMSGQoRZW5oYW5jZW1lbnRfY291bnQYDiABKAUSFwoPZHVwbGljYXRlX2NvdW50GA8gASgFEg8KB3NvdXJjZXMYECADKAkSNgoIbWV0YWRhdGEYESADKAsyJC5tZW1zdHJlYW0udjEuRnJhZ21lbnQuTWV0YWRhdGFFbnRyeRIvCgtleHBpcmVfdGltZRgSIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDgoGcGlubmVkGBMgASgIEhMKC2V4dGVybmFsX2lkGBQgASgJEg0KBW1vZGVsGBUgASgJEgwKBGV0YWcYFiABKAkSLwoLZm9yZ2V0X3RpbWUYFyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhMKC3Rva2VuX2NvdW50GBggASgFEhUKDXN1cGVyc2VkZWRfYnkYGSABKAkSEgoKc3VwZXJzZWRlcxgaIAMoCRIuCgp2YWxpZF9mcm9tGBsgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIvCgt2YWxpZF91bnRpbBgcIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASMgoOc3VwZXJzZWRlX3RpbWUYHSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjUKEWxhc3Rfb2JzZXJ2ZV90aW1lGB4gASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIgCgRyb2xlGB8gASgOMhIubWVtc3RyZWFtLnYxLlJvbGUSGQoRaGlkZGVuX2NoYXJhY3RlcnMYICADKAkaTAoNTWV0YWRhdGFFbnRyeRILCgNrZXkYASABKAkSKgoFdmFsdWUYAiABKAsyGy5tZW1zdHJlYW0udjEuTWV0YWRhdGFWYWx1ZToCOAFCBgoEYm9keSK9BQoORnJhZ21lbnRGaWx0ZXISEAoIc2Vzc2lvbnMYASADKAkSEAoIc3BlYWtlcnMYAiADKAkSKQoFa2luZHMYAyADKA4yGi5tZW1zdHJlYW0udjEuRnJhZ21lbnRLaW5kEjQKEG9ic2VydmVfdGltZV9taW4YBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjQKEG9ic2VydmVfdGltZV9tYXgYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhsKDmltcG9ydGFuY2VfbWluGAYgASgBSACIAQESGwoOaW1wb3J0YW5jZV9tYXgYByABKAFIAYgBARIxCghtZXRhZGF0YRgIIAMoCzIfLm1lbXN0cmVhbS52MS5NZXRhZGF0YUNvbmRpdGlvbhITCgtleGNsdWRlX2lkcxgJIAMoCRIhCgV0aWVycxgKIAMoDjISLm1lbXN0cmVhbS52MS5UaWVyEiwKBmFsbF9vZhgLIAMoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchIsCgZhbnlfb2YYDCADKAsyHC5tZW1zdHJlYW0udjEuRnJhZ21lbnRGaWx0ZXISLQoHbm9uZV9vZhgNIAMoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchIcChRleHRlcm5hbF9pZF9wcmVmaXhlcxgOIAMoCRIzCg9jcmVhdGVfdGltZV9taW4YDyABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEjMKD2NyZWF0ZV90aW1lX21heBgQIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASEgoKZXhwcmVzc2lvbhgRIAEoCUIRCg9faW1wb3J0YW5jZV9taW5CEQoPX2ltcG9ydGFuY2VfbWF4IjIKElVubWF0Y2hlZENvbmRpdGlvbhINCgVmaWVsZBgBIAEoCRINCgV2YWx1ZRgCIAEoCSK5AwoRTWV0YWRhdGFDb25kaXRpb24SCwoDa2V5GAEgASgJEisKBnZhbHVlcxgCIAMoCzIbLm1lbXN0cmVhbS52MS5NZXRhZGF0YVZhbHVlEgwKBHBhdGgYAyADKAkSLQoIYXRfbGVhc3QYBCABKAsyGy5tZW1zdHJlYW0udjEuTWV0YWRhdGFWYWx1ZRIqCgVhYm92ZRgFIAEoCzIbLm1lbXN0cmVhbS52MS5NZXRhZGF0YVZhbHVlEiwKB2F0X21vc3QYBiABKAsyGy5tZW1zdHJlYW0udjEuTWV0YWRhdGFWYWx1ZRIqCgViZWxvdxgHIAEoCzIbLm1lbXN0cmVhbS52MS5NZXRhZGF0YVZhbHVlEiwKCHRpbWVfbWluGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIsCgh0aW1lX21heBgJIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASEwoGcHJlZml4GAogASgJSACIAQESEwoGZXhpc3RzGAsgASgISAGIAQESCwoDYW55GAwgASgIQgkKB19wcmVmaXhCCQoHX2V4aXN0cyKEAQoJU3VzcGljaW9uEhAKCG5ld2VyX2lkGAEgASgJEhAKCG9sZGVyX2lkGAIgASgJEg4KBnJlYXNvbhgDIAEoCRIvCgtjcmVhdGVfdGltZRgEIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASEgoGZm9sZGVkGAUgASgIQgIYASKtAQoOQ29uZmxpY3RSZWNvcmQSKgoJc3VzcGljaW9uGAEgASgLMhcubWVtc3RyZWFtLnYxLlN1c3BpY2lvbhIwCghkZWNpc2lvbhgCIAEoDjIeLm1lbXN0cmVhbS52MS5Db25mbGljdERlY2lzaW9uEgwKBG5vdGUYAyABKAkSLwoLZGVjaWRlX3RpbWUYBCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wKlcKBFRpZXISFAoQVElFUl9VTlNQRUNJRklFRBAAEhAKDFRJRVJfU0VOU09SWRABEhMKD1RJRVJfU0hPUlRfVEVSTRACEhIKDlRJRVJfTE9OR19URVJNEAMqZwoMRnJhZ21lbnRLaW5kEh0KGUZSQUdNRU5UX0tJTkRfVU5TUEVDSUZJRUQQABIdChlGUkFHTUVOVF9LSU5EX09CU0VSVkFUSU9OEAESGQoVRlJBR01FTlRfS0lORF9JTlNJR0hUEAIqXwoEUm9sZRIUChBST0xFX1VOU1BFQ0lGSUVEEAASDQoJUk9MRV9VU0VSEAESEgoOUk9MRV9BU1NJU1RBTlQQAhINCglST0xFX1RPT0wQAxIPCgtST0xFX1NZU1RFTRAEKqQBCgtUcnV0aFN0YXR1cxIcChhUUlVUSF9TVEFUVVNfVU5TUEVDSUZJRUQQABIYChRUUlVUSF9TVEFUVVNfQ1VSUkVOVBABEhsKF1RSVVRIX1NUQVRVU19TVVBFUlNFREVEEAISHgoaVFJVVEhfU1RBVFVTX05PVF9ZRVRfVkFMSUQQAxIgChxUUlVUSF9TVEFUVVNfTk9fTE9OR0VSX1ZBTElEEAQqQAoFVHJ1dGgSFQoRVFJVVEhfVU5TUEVDSUZJRUQQABIRCg1UUlVUSF9DVVJSRU5UEAESDQoJVFJVVEhfQUxMEAIqlwIKDUZyYWdtZW50T3JkZXISHgoaRlJBR01FTlRfT1JERVJfVU5TUEVDSUZJRUQQABIaChZGUkFHTUVOVF9PUkRFUl9SRUNFSVBUEAESHwobRlJBR01FTlRfT1JERVJfT0JTRVJWRV9USU1FEAISHQoZRlJBR01FTlRfT1JERVJfSU1QT1JUQU5DRRADEh4KGkZSQUdNRU5UX09SREVSX0FDQ0VTU19USU1FEAQSGQoVRlJBR01FTlRfT1JERVJfTEVOR1RIEAUSGgoWRlJBR01FTlRfT1JERVJfU1BFQUtFUhAGEhoKFkZSQUdNRU5UX09SREVSX1NFU1NJT04QBxIXChNGUkFHTUVOVF9PUkRFUl9USUVSEAgqqgEKEENvbmZsaWN0RGVjaXNpb24SIQodQ09ORkxJQ1RfREVDSVNJT05fVU5TUEVDSUZJRUQQABIbChdDT05GTElDVF9ERUNJU0lPTl9ORVdFUhABEhsKF0NPTkZMSUNUX0RFQ0lTSU9OX09MREVSEAISGgoWQ09ORkxJQ1RfREVDSVNJT05fQk9USBADEh0KGUNPTkZMSUNUX0RFQ0lTSU9OX05FSVRIRVIQBEJOChBkZXYubWVtc3RyZWFtLnYxQg1GcmFnbWVudFByb3RvUAFaKW1lbXN0cmVhbS5kZXYvZ28vbWVtc3RyZWFtL3YxO21lbXN0cmVhbXYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_struct, file_google_protobuf_timestamp]);
 
 /**
- * A value of a fragment's metadata.
+ * A value of a fragment's metadata: what JSON has. Lists and maps may be inside of one another, eight deep at most.
  *
  * @generated from message memstream.v1.MetadataValue
  */
@@ -59,6 +59,30 @@ export type MetadataValue = Message<"memstream.v1.MetadataValue"> & {
      */
     value: boolean;
     case: "boolValue";
+  } | {
+    /**
+     * JSON's null: a value that is known to be nothing.
+     *
+     * @generated from field: google.protobuf.NullValue null_value = 5;
+     */
+    value: NullValue;
+    case: "nullValue";
+  } | {
+    /**
+     * A list.
+     *
+     * @generated from field: memstream.v1.MetadataList list_value = 6;
+     */
+    value: MetadataList;
+    case: "listValue";
+  } | {
+    /**
+     * Values by name.
+     *
+     * @generated from field: memstream.v1.MetadataMap map_value = 7;
+     */
+    value: MetadataMap;
+    case: "mapValue";
   } | { case: undefined; value?: undefined };
 };
 
@@ -68,6 +92,48 @@ export type MetadataValue = Message<"memstream.v1.MetadataValue"> & {
  */
 export const MetadataValueSchema: GenMessage<MetadataValue> = /*@__PURE__*/
   messageDesc(file_memstream_v1_fragment, 0);
+
+/**
+ * A list in metadata.
+ *
+ * @generated from message memstream.v1.MetadataList
+ */
+export type MetadataList = Message<"memstream.v1.MetadataList"> & {
+  /**
+   * Its elements.
+   *
+   * @generated from field: repeated memstream.v1.MetadataValue values = 1;
+   */
+  values: MetadataValue[];
+};
+
+/**
+ * Describes the message memstream.v1.MetadataList.
+ * Use `create(MetadataListSchema)` to create a new message.
+ */
+export const MetadataListSchema: GenMessage<MetadataList> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_fragment, 1);
+
+/**
+ * An object in metadata.
+ *
+ * @generated from message memstream.v1.MetadataMap
+ */
+export type MetadataMap = Message<"memstream.v1.MetadataMap"> & {
+  /**
+   * Its values by name. Names are at most 128 bytes.
+   *
+   * @generated from field: map<string, memstream.v1.MetadataValue> entries = 1;
+   */
+  entries: { [key: string]: MetadataValue };
+};
+
+/**
+ * Describes the message memstream.v1.MetadataMap.
+ * Use `create(MetadataMapSchema)` to create a new message.
+ */
+export const MetadataMapSchema: GenMessage<MetadataMap> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_fragment, 2);
 
 /**
  * One step of an agent in parts. Empty fields are unset; the server embeds and indexes the set ones.
@@ -137,7 +203,7 @@ export type StructuredObservation = Message<"memstream.v1.StructuredObservation"
  * Use `create(StructuredObservationSchema)` to create a new message.
  */
 export const StructuredObservationSchema: GenMessage<StructuredObservation> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_fragment, 1);
+  messageDesc(file_memstream_v1_fragment, 3);
 
 /**
  * What a client perceived. Its position in the batch determines its sequence number.
@@ -291,7 +357,7 @@ export type Observation = Message<"memstream.v1.Observation"> & {
  * Use `create(ObservationSchema)` to create a new message.
  */
 export const ObservationSchema: GenMessage<Observation> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_fragment, 2);
+  messageDesc(file_memstream_v1_fragment, 4);
 
 /**
  * An observation or insight that is in a memory.
@@ -548,7 +614,7 @@ export type Fragment = Message<"memstream.v1.Fragment"> & {
  * Use `create(FragmentSchema)` to create a new message.
  */
 export const FragmentSchema: GenMessage<Fragment> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_fragment, 3);
+  messageDesc(file_memstream_v1_fragment, 5);
 
 /**
  * A filter of fragments. Conditions are joined by AND; an empty one does not restrict.
@@ -646,6 +712,35 @@ export type FragmentFilter = Message<"memstream.v1.FragmentFilter"> & {
    * @generated from field: repeated memstream.v1.FragmentFilter none_of = 13;
    */
   noneOf: FragmentFilter[];
+
+  /**
+   * Its external_id begins with one of these.
+   *
+   * @generated from field: repeated string external_id_prefixes = 14;
+   */
+  externalIdPrefixes: string[];
+
+  /**
+   * Received here at or after this time.
+   *
+   * @generated from field: google.protobuf.Timestamp create_time_min = 15;
+   */
+  createTimeMin?: Timestamp | undefined;
+
+  /**
+   * Received here before this time.
+   *
+   * @generated from field: google.protobuf.Timestamp create_time_max = 16;
+   */
+  createTimeMax?: Timestamp | undefined;
+
+  /**
+   * Matches this text, too, for instance `metadata.priority >= 3 and not speaker = "Bob"`. docs/filters.md has the
+   * grammar. At most 4,096 bytes; the bounds of lists and of depth hold for what it says.
+   *
+   * @generated from field: string expression = 17;
+   */
+  expression: string;
 };
 
 /**
@@ -653,7 +748,7 @@ export type FragmentFilter = Message<"memstream.v1.FragmentFilter"> & {
  * Use `create(FragmentFilterSchema)` to create a new message.
  */
 export const FragmentFilterSchema: GenMessage<FragmentFilter> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_fragment, 4);
+  messageDesc(file_memstream_v1_fragment, 6);
 
 /**
  * A part of a filter that nothing can match: no fragment of the memory has such a speaker, session or metadata key.
@@ -682,10 +777,11 @@ export type UnmatchedCondition = Message<"memstream.v1.UnmatchedCondition"> & {
  * Use `create(UnmatchedConditionSchema)` to create a new message.
  */
 export const UnmatchedConditionSchema: GenMessage<UnmatchedCondition> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_fragment, 5);
+  messageDesc(file_memstream_v1_fragment, 7);
 
 /**
- * A fragment's metadata has, under `key`, one of `values`: equality with one value, membership with several.
+ * A test of the value that a fragment's metadata has under `key`. All parts that are given must hold; at least one is
+ * given. true is not 1, 1 is 1.0, and a value never equals or passes a bound of another type.
  *
  * @generated from message memstream.v1.MetadataCondition
  */
@@ -698,11 +794,82 @@ export type MetadataCondition = Message<"memstream.v1.MetadataCondition"> & {
   key: string;
 
   /**
-   * The matching values; at least one. A value of another type never equals.
+   * The value is one of these: equality with one value, membership with several.
    *
    * @generated from field: repeated memstream.v1.MetadataValue values = 2;
    */
   values: MetadataValue[];
+
+  /**
+   * Names that lead into maps under the key: the value is what the last one names.
+   *
+   * @generated from field: repeated string path = 3;
+   */
+  path: string[];
+
+  /**
+   * The value is a number of at least this, or a text that is not before this one.
+   *
+   * @generated from field: memstream.v1.MetadataValue at_least = 4;
+   */
+  atLeast?: MetadataValue | undefined;
+
+  /**
+   * Above this number, or after this text.
+   *
+   * @generated from field: memstream.v1.MetadataValue above = 5;
+   */
+  above?: MetadataValue | undefined;
+
+  /**
+   * A number of at most this, or a text that is not after this one.
+   *
+   * @generated from field: memstream.v1.MetadataValue at_most = 6;
+   */
+  atMost?: MetadataValue | undefined;
+
+  /**
+   * Below this number, or before this text.
+   *
+   * @generated from field: memstream.v1.MetadataValue below = 7;
+   */
+  below?: MetadataValue | undefined;
+
+  /**
+   * The value is a text with a time of ISO 8601, "2026-05-08T12:00:00+02:00" for instance, at or after this time. A time
+   * without a zone is in UTC, a date is its midnight.
+   *
+   * @generated from field: google.protobuf.Timestamp time_min = 8;
+   */
+  timeMin?: Timestamp | undefined;
+
+  /**
+   * The same, before this time.
+   *
+   * @generated from field: google.protobuf.Timestamp time_max = 9;
+   */
+  timeMax?: Timestamp | undefined;
+
+  /**
+   * The value is a text that begins with this.
+   *
+   * @generated from field: optional string prefix = 10;
+   */
+  prefix?: string | undefined;
+
+  /**
+   * Whether there is a value; null is one.
+   *
+   * @generated from field: optional bool exists = 11;
+   */
+  exists?: boolean | undefined;
+
+  /**
+   * The value is a list, and one of its elements passes the tests in its place.
+   *
+   * @generated from field: bool any = 12;
+   */
+  any: boolean;
 };
 
 /**
@@ -710,7 +877,7 @@ export type MetadataCondition = Message<"memstream.v1.MetadataCondition"> & {
  * Use `create(MetadataConditionSchema)` to create a new message.
  */
 export const MetadataConditionSchema: GenMessage<MetadataCondition> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_fragment, 6);
+  messageDesc(file_memstream_v1_fragment, 8);
 
 /**
  * Two fragments of one speaker that may not be true together.
@@ -761,7 +928,7 @@ export type Suspicion = Message<"memstream.v1.Suspicion"> & {
  * Use `create(SuspicionSchema)` to create a new message.
  */
 export const SuspicionSchema: GenMessage<Suspicion> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_fragment, 7);
+  messageDesc(file_memstream_v1_fragment, 9);
 
 /**
  * A suspicion and its decision.
@@ -803,7 +970,7 @@ export type ConflictRecord = Message<"memstream.v1.ConflictRecord"> & {
  * Use `create(ConflictRecordSchema)` to create a new message.
  */
 export const ConflictRecordSchema: GenMessage<ConflictRecord> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_fragment, 8);
+  messageDesc(file_memstream_v1_fragment, 10);
 
 /**
  * Where a fragment is.
