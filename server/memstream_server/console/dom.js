@@ -100,14 +100,26 @@ export function select(name, options, chosen = "") {
   return made;
 }
 
+const OWN_LAYOUT = new Set(["steps", "fragments", "policy"]); // on a narrow screen, in style.css
+
+/** Lets a narrow screen show each cell after the label of its column: a row becomes a paragraph. */
+export function labelCells(made, labels) {
+  made.classList.add("rows");
+  labels.forEach((label, at) => {
+    if (typeof label === "string") made.style.setProperty(`--head-${at + 1}`, JSON.stringify(`${label} `));
+  });
+  return made;
+}
+
 /** A table with a caption for screen readers. `heads`: labels, or [label, class]. */
 export function table(caption, heads, body, kind = "") {
   const cells = heads.map((head) => {
     const [label, cls] = [head].flat();
     return h("th", { scope: "col", class: cls }, label);
   });
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", { class: kind }, h("caption", { class: "away" }, caption), h("thead", null, h("tr", null, cells)), body));
+  const made = h("table", { class: kind }, h("caption", { class: "away" }, caption), h("thead", null, h("tr", null, cells)), body);
+  if (!OWN_LAYOUT.has(kind)) labelCells(made, heads.map((head) => [head].flat()[0]));
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, made);
 }
 
 /** A list of terms and descriptions; pairs without a value are left out. */

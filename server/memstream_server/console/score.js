@@ -1,6 +1,6 @@
 // A score as a bar: one segment for each part, so that the bar is the sum.
 
-import { h } from "./dom.js";
+import { h, labelCells } from "./dom.js";
 import { decimal } from "./format.js";
 
 const KNOWN = ["lexical", "dense", "context", "reply", "speaker", "recency", "importance", "rerank", "time", "chain", "answer"];
@@ -64,8 +64,9 @@ export function partsTable(recollection) {
     h("td", { class: "number" }, decimal(recollection.score)),
     h("td", { class: good ? "quiet" : "problem" }, good ? recollection.explanation?.formula : "the parts do not sum to the score"));
   const heads = [["part", ""], ["value", "number"], ["weight", "number"], ["contribution", "number"], ["inputs", ""]];
-  return h("table", { class: "parts" }, h("caption", { class: "away" }, "Parts of the score"),
+  const made = h("table", { class: "parts" }, h("caption", { class: "away" }, "Parts of the score"),
     h("thead", null, h("tr", null, heads.map(([head, cls]) => h("th", { scope: "col", class: cls }, head)))), h("tbody", null, rows, sum));
+  return labelCells(made, heads.map(([head]) => head));
 }
 
 /** Which colour is which part. */

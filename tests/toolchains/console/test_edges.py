@@ -44,7 +44,7 @@ BROKEN_WORDS = r"""() => [...document.querySelectorAll("td, th")].flatMap(cell =
     const found = [];
     const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
     for (let node = walker.nextNode(); node; node = walker.nextNode()) {
-        for (const { 0: word, index } of node.data.matchAll(/[\p{L}\p{N}]{2,40}/gu)) {
+        for (const { 0: word, index } of node.data.matchAll(/(?<![\p{L}\p{N}])[\p{L}\p{N}]{2,30}(?![\p{L}\p{N}])/gu)) {
             const range = document.createRange();
             range.setStart(node, index);
             range.setEnd(node, index + word.length);
@@ -54,6 +54,12 @@ BROKEN_WORDS = r"""() => [...document.querySelectorAll("td, th")].flatMap(cell =
     return found;
 })"""
 """The words of tables that are broken over two lines."""
+
+
+SCROLLS_SIDEWAYS = """() => [...document.querySelectorAll("body *")]
+    .filter(each => /auto|scroll/.test(getComputedStyle(each).overflowX) && each.scrollWidth > each.clientWidth)
+    .map(each => `${each.tagName} ${each.className} ${each.scrollWidth}`)"""
+"""The parts of the page that scroll sideways."""
 
 
 async def fill_every(visit: Visit) -> str:
@@ -291,14 +297,25 @@ async def test_keyboard_alone_finds_and_opens_a_memory(visit: Visit) -> None:
 
 
 async def test_narrow_screen_needs_no_sideways_scrolling(visit: Visit) -> None:
+    """Neither a page nor a part of it, and no word of a table is broken."""
     id = await fill_every(visit)
+    memory = visit.console.client.memory("shop/every")
+    speakers = [Observation(f"Remark {number}.", speaker=f"Speaker {number}", session="many") for number in range(9)]
+    await memory.observe_batch(speakers)
+    receipt = (await memory.recall_once("Who drinks green tea?", receipt=True)).receipt_id
     page = await visit.sign_in("")
-    await page.set_viewport_size({"width": 360, "height": 740})
-    for view in (*VIEWS, f"m/shop/every/fragment/{id}"):
+    for view in (*VIEWS, f"m/shop/every/fragment/{id}", f"m/shop/every/receipts/{receipt}"):
         await visit.go(view)
-        assert await page.evaluate("document.documentElement.scrollWidth") <= 360, view
-        broken = await page.evaluate(BROKEN_WORDS)
-        assert broken == [], f"{view}: words of a table are broken"
+        if view.endswith("recall"):
+            await page.get_by_label("Query", exact=True).fill("Who drinks green tea?")
+            await page.keyboard.press("Enter")
+            await page.locator(".explained summary").first.click()
+        for width in (390, 360):
+            await page.set_viewport_size({"width": width, "height": 740})
+            assert await page.evaluate("document.documentElement.scrollWidth") <= width, view
+            assert await page.evaluate(SCROLLS_SIDEWAYS) == [], f"{view}: a part scrolls at {width} px"
+            broken = await page.evaluate(BROKEN_WORDS)
+            assert broken == [], f"{view}: words of a table are broken at {width} px"
     for view in ("m/shop/every/live", f"m/shop/every/fragment/{id}"):
         await visit.go(view)
         steps = page.locator(".scroll", has=page.locator("table.steps"))

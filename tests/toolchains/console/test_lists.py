@@ -93,6 +93,8 @@ async def test_server_shows_use_calls_and_settings_to_an_admin(visit: Visit) -> 
     row = page.locator("table.calls tr", has=page.get_by_role("rowheader", name="GetServerInfo", exact=True))
     assert int((await row.locator("td").first.text_content()).replace(",", "")) > 0
     await row.locator("td").nth(1).get_by_text(".").wait_for()  # the rate, with the second read
+    client = page.locator("table.clients tr", has_text="memstream-python")
+    assert await client.first.locator("td").nth(0).text_content() == "key:root"
     await page.get_by_text("Settings (").click()
     secret = page.locator("table.settings tr", has=page.get_by_role("rowheader", name="llm_api_key", exact=True))
     assert await secret.locator("td").first.text_content() == "**********"
@@ -101,7 +103,7 @@ async def test_server_shows_use_calls_and_settings_to_an_admin(visit: Visit) -> 
 async def test_server_shows_a_reader_no_use_and_no_settings(visit: Visit) -> None:
     page = await visit.sign_in("server", key="reader")
     await page.get_by_text("need the right admin in every namespace").wait_for()
-    assert await page.locator("table.calls, table.settings").count() == 0
+    assert await page.locator("table.calls, table.settings, table.clients").count() == 0
 
 
 async def test_purge_and_reindex_start_from_the_operations(visit: Visit) -> None:
