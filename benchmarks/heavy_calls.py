@@ -24,6 +24,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
 from memstream.v1 import block_service_pb2 as blocks
+from memstream.v1 import context_service_pb2 as contexts
 from memstream.v1 import conversation_service_pb2 as conversations
 from memstream.v1 import fragment_pb2, server_service_pb2
 from memstream.v1 import memory_service_pb2 as memories
@@ -45,7 +46,7 @@ QUIET = frozenset({"Watch", "WatchBlocks", "WatchMessages"})
 """Streams that do not end by themselves."""
 METHODS: Sequence[MethodDescriptor] = [
     method
-    for module in (blocks, conversations, memories, operations, server_service_pb2, streams)
+    for module in (blocks, contexts, conversations, memories, operations, server_service_pb2, streams)
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ]
@@ -206,6 +207,12 @@ ARGUMENTS: dict[str, Arguments] = {
     "Watch": lambda world: streams.WatchRequest(**world.memory, include_fragments=True),
     "ObserveBatch": lambda world: streams.ObserveBatchRequest(**world.memory, observations=_observations(world)),
     "RecallOnce": lambda world: streams.RecallOnceRequest(**world.memory, query=_query(world)),
+    "Context": lambda world: contexts.ContextRequest(
+        scopes=[streams.RecallScope(memory=f"{world.namespace}/{_NAME}")],
+        question="a note about a topic and a person",
+        conversation=f"{world.namespace}/{_CONVERSATION}",
+        budget=100_000,
+    ),
     "CreateMemory": lambda world: memories.CreateMemoryRequest(**world.memory, exist_ok=True),
     "GetMemory": lambda world: memories.GetMemoryRequest(**world.memory),
     "ListMemories": lambda world: memories.ListMemoriesRequest(namespace=world.namespace, page_size=PAGE_MAX),

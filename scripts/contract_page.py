@@ -24,6 +24,7 @@ FIRST = (
     "memory_service",
     "block_service",
     "conversation_service",
+    "context_service",
     "operation_service",
     "server_service",
 )

@@ -83,7 +83,7 @@ FILES: dict[str, tuple[Wrapped, ...]] = {
     "client.py": (Wrapped("memstream.client", "Client", "Connected", by_hand=("close", "import_")),),
 }
 COUNTERPARTS = {one.name: f"memstream.sync.{file[:-3]}" for file, found in FILES.items() for one in found}
-COUNTERPARTS["Sent"] = "memstream.sync.bases"
+COUNTERPARTS["Sent"] = COUNTERPARTS["Context"] = "memstream.sync.bases"
 HANDLES = {one.name for found in FILES.values() for one in found if one.base == "Handle"}
 """Belong to no event loop."""
 AGENT = ("memstream.agent", "AgentMemory", "agent.py")

@@ -22,6 +22,7 @@ from memstream.connections import Connections
 from memstream.errors import DeadlineExceeded, EventLoopMismatch, MemstreamError, StreamClosed, Unavailable
 from memstream.names import name_problem
 from memstream.status import task_is_cancelled, translate_error
+from memstream.v1.context_service_pb2_grpc import ContextServiceStub
 from memstream.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
 from memstream.v1.operation_service_pb2_grpc import OperationServiceStub
@@ -30,6 +31,7 @@ from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from memstream.wiretypes import encoding, invalid_field
 
 if TYPE_CHECKING:  # these exist only in the stubs' declarations
+    from memstream.v1.context_service_pb2_grpc import ContextServiceAsyncStub
     from memstream.v1.conversation_service_pb2_grpc import ConversationServiceAsyncStub
     from memstream.v1.memory_service_pb2_grpc import MemoryServiceAsyncStub
     from memstream.v1.operation_service_pb2_grpc import OperationServiceAsyncStub
@@ -215,6 +217,11 @@ class Link:
         self._closed = False
 
     @property
+    def contexts(self) -> ContextServiceAsyncStub:
+        """The stub of ContextService."""
+        return self._open_stubs().contexts
+
+    @property
     def conversations(self) -> ConversationServiceAsyncStub:
         """The stub of ConversationService."""
         return self._open_stubs().conversations
@@ -344,6 +351,7 @@ class _Stubs:
         self.loop = loop
         self.connections = connections
         channel = cast("grpc.aio.Channel", connections)
+        self.contexts = ContextServiceStub(channel)
         self.conversations = ConversationServiceStub(channel)
         self.memories = MemoryServiceStub(channel)
         self.operations = OperationServiceStub(channel)

@@ -26,6 +26,7 @@ from memstream.channel import (
     new_request_id,
 )
 from memstream.codec import kind_to_wire, query_to_wire, scope_to_wire
+from memstream.context import Context, ContextOptions, ContextText, context_to_wire
 from memstream.conversations import Conversation
 from memstream.errors import MemstreamError
 from memstream.listed_codec import iterate_conversations
@@ -299,6 +300,29 @@ class Client:
         request = stream_service_pb2.RecallOnceRequest(session=session, query=query)
         answer = await self._link.call(self._link.streams.RecallOnce, request, None, options.get("timeout_s"))
         return answer_from_wire([answer.recollections], answer.done)
+
+    async def context(
+        self,
+        scopes: Several[str | Scope],
+        question: str,
+        *,
+        conversation: str = "",
+        blocks: Several[str] = (),
+        budget: Count = 0,
+        after: ContextText | bytes | None = None,
+        partial: bool = False,
+        **options: Unpack[ContextOptions],
+    ) -> Context:
+        """What an agent sends to its model before a turn: blocks, the end of the conversation, memories, the question,
+        within `budget` tokens (default 4,000). See docs/context.md.
+
+        `scopes`: the memories, as in `recall_once`. `blocks`: paths such as "agent/joy#persona". `after`: the context
+        of the turn before; the text then begins with its text, so that the model's prompt cache reads it, or
+        `broken_by` says why not. `partial`: leaves out what does not exist or may not be recalled.
+        """
+        request = context_to_wire(scopes, question, conversation, blocks, budget, after, partial, options)
+        answer = await self._link.call(self._link.contexts.Context, request, None, options.get("timeout_s"))
+        return Context(self._link, request, answer)
 
     async def delete_memory(self, path: str, *, etag: str = "") -> None:
         """Deletes a memory and all of its content permanently."""

@@ -19,6 +19,18 @@ from memstream.channel import Tls
 from memstream.client import Client, connect
 from memstream.codec import Observable
 from memstream.conflict_values import ConflictDecision, ConflictRecord, Related, Suspicion
+from memstream.context import (
+    Citation,
+    Context,
+    ContextOptions,
+    ContextPart,
+    ContextReason,
+    ContextText,
+    Correction,
+    Omission,
+    PartKind,
+    TokenBounds,
+)
 from memstream.conversation_values import Appended, Message, MessageFields, NewMessage, Plan, PlanState
 from memstream.conversation_watch import ConversationWatch
 from memstream.conversations import Conversation
@@ -182,16 +194,23 @@ __all__ = [
     "Capability",
     "CapabilityMissing",
     "ChainLink",
+    "Citation",
     "Client",
     "Condition",
     "Conflict",
     "ConflictDecision",
     "ConflictPolicy",
     "ConflictRecord",
+    "Context",
+    "ContextOptions",
+    "ContextPart",
+    "ContextReason",
+    "ContextText",
     "Conversation",
     "ConversationNotFound",
     "ConversationSummary",
     "ConversationWatch",
+    "Correction",
     "Cursor",
     "CursorCompacted",
     "CursorVoid",
@@ -251,6 +270,7 @@ __all__ = [
     "Observation",
     "ObservationFields",
     "ObserveStream",
+    "Omission",
     "OpenStandingQuery",
     "Opening",
     "Operation",
@@ -261,6 +281,7 @@ __all__ = [
     "Overflow",
     "OwnerUnavailable",
     "PageTokenInvalid",
+    "PartKind",
     "PermissionDenied",
     "Plan",
     "PlanState",
@@ -327,6 +348,7 @@ __all__ = [
     "Suspicion",
     "Tier",
     "Tls",
+    "TokenBounds",
     "TransactionResult",
     "TransactionWrite",
     "Transient",

@@ -16,6 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from memstream.v1 import (
     block_service_pb2,
+    context_service_pb2,
     conversation_service_pb2,
     memory_service_pb2,
     operation_service_pb2,
@@ -25,6 +26,7 @@ from memstream.v1 import (
 
 MODULES = (
     block_service_pb2,
+    context_service_pb2,
     conversation_service_pb2,
     memory_service_pb2,
     operation_service_pb2,

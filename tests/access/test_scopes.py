@@ -105,3 +105,22 @@ async def test_a_grant_by_label_is_for_one_memory(guarded: Guarded, mark: str) -
             await client.memory(f"a/{mark}-core").describe()
         with pytest.raises(memstream.PermissionDenied):  # nor the namespace as a whole
             _ = [one async for one in client.list_memories("a")]
+
+
+@pytest.mark.parametrize("key", ["alice", "core"])
+async def test_a_context_has_only_what_the_caller_may_recall(guarded: Guarded, mark: str, key: str) -> None:
+    own, other = f"a/{mark}-core", f"b/{mark}-core" if key == "alice" else f"a/{mark}-plain"
+    async with memstream.connect(guarded.server.address, token=guarded.keys["root"]) as root:
+        theirs = await root.context([own, other], "tea")
+        assert len(theirs.citations) == 1  # both say the same
+        forged = await root.context([other], "tea")
+    async with memstream.connect(guarded.server.address, token=guarded.keys[key]) as client:
+        with pytest.raises(memstream.PermissionDenied, match=other):
+            await client.context([own, other], "tea")
+        assert (await client.context([own], "tea")).citations
+        for path in (other, own):
+            turn = await client.context([path], "green", partial=True, after=forged)
+            assert {citation.memory for citation in turn.citations} <= {own}
+            assert FOUND not in turn.text or path == own
+        with pytest.raises(memstream.PermissionDenied, match="read for 'the conversation"):
+            await client.context([], "tea", conversation="b/talk")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from memstream.v1 import (
     block_service_pb2,
+    context_service_pb2,
     conversation_service_pb2,
     error_pb2,
     event_pb2,
@@ -44,6 +45,7 @@ from tests.rpc.wire import unpacked
 
 SERVICES = (
     block_service_pb2,
+    context_service_pb2,
     conversation_service_pb2,
     memory_service_pb2,
     operation_service_pb2,

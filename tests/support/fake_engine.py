@@ -32,7 +32,7 @@ from memstream_server.engine.requests import (
     Recollection,
     Refusal,
 )
-from memstream_server.engine.runtime.clock import encode_ulid
+from memstream_server.engine.runtime.clock import Clock, encode_ulid
 from memstream_server.engine.status import Info, MemoryStats, WriteStatus
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.journal.writing import Outcome, Rejection
@@ -187,6 +187,7 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.script = Script()
+        self.clock = Clock()
         self.writing = WriteStatus()
         self.held: dict[tuple[str, str], FakeMemory] = {}
         self._answers: dict[str, Answer] = {}

@@ -17,6 +17,8 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from memstream_server.core.context.position import pack_position
+from memstream_server.core.context.values import FORMAT, Position
 from memstream_server.rpc import page_tokens
 
 _F = FieldDescriptor
@@ -179,6 +181,9 @@ class Fuzzer:
                 made.ids.extend([self._held("fragment_id"), self._fragment(made)])
         elif name in ("GetFragmentRequest", "GetFragmentHistoryRequest"):
             made.id = self._fragment(made)
+        elif name == "ContextRequest":
+            made.ClearField("blocks")
+            made.after = pack_position(Position(FORMAT, made.conversation, 1, 2)) if self.draw.random() < 0.5 else b""
         elif name.startswith("List"):
             payload = self.draw.choice([*TEXTS, "1", "-1", "1:x", "9" * 19])
             made.page_token = page_tokens.make_token(made, payload) if self.draw.random() < 0.1 else ""

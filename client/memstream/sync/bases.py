@@ -11,6 +11,7 @@ from typing import Generic, Protocol, Self, TypeVar, Unpack
 
 import memstream.any_loop
 import memstream.client
+import memstream.context
 import memstream.recall
 import memstream.sent
 from memstream.answer_values import Answer
@@ -56,6 +57,19 @@ class Handle:
 
     def __repr__(self) -> str:
         return f"<sync.{type(self).__name__} {self._addressed.path}>"
+
+
+@check_methods
+class Context(memstream.context.ContextText):
+    """See memstream.Context."""
+
+    def __init__(self, inner: memstream.context.Context) -> None:
+        vars(self).update(vars(inner))
+        self._inner = inner
+
+    def record(self, question: str, reply: str, *, memory: str = "") -> None:
+        """See memstream.Context.record."""
+        LOOP.run(self._inner.record(question, reply, memory=memory))
 
 
 class Opened:

@@ -12,11 +12,12 @@ import memstream.client
 from memstream.answer_values import Answer
 from memstream.argument_types import Count, Several
 from memstream.arguments import check_methods
+from memstream.context import ContextOptions, ContextText
 from memstream.listed_values import ConversationSummary
 from memstream.policy import PolicyLike, Profile
 from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo, ServerStatus
 from memstream.states import State, StateScope
-from memstream.sync.bases import Connected
+from memstream.sync.bases import Connected, Context
 from memstream.sync.conversations import Conversation
 from memstream.sync.loop import LOOP
 from memstream.sync.memory import Memory
@@ -161,6 +162,40 @@ class Client(Connected):
         `partial` it is left out.
         """
         return LOOP.run(self._inner.recall_once(scopes, what, session=session, partial=partial, **options))
+
+    def context(
+        self,
+        scopes: Several[str | Scope],
+        question: str,
+        *,
+        conversation: str = "",
+        blocks: Several[str] = (),
+        budget: Count = 0,
+        after: ContextText | bytes | None = None,
+        partial: bool = False,
+        **options: Unpack[ContextOptions],
+    ) -> Context:
+        """What an agent sends to its model before a turn: blocks, the end of the conversation, memories, the question,
+        within `budget` tokens (default 4,000). See docs/context.md.
+
+        `scopes`: the memories, as in `recall_once`. `blocks`: paths such as "agent/joy#persona". `after`: the context
+        of the turn before; the text then begins with its text, so that the model's prompt cache reads it, or
+        `broken_by` says why not. `partial`: leaves out what does not exist or may not be recalled.
+        """
+        return Context(
+            LOOP.run(
+                self._inner.context(
+                    scopes,
+                    question,
+                    conversation=conversation,
+                    blocks=blocks,
+                    budget=budget,
+                    after=after,
+                    partial=partial,
+                    **options,
+                )
+            )
+        )
 
     def delete_memory(self, path: str, *, etag: str = "") -> None:
         """Deletes a memory and all of its content permanently."""

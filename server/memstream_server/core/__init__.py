@@ -53,6 +53,8 @@ Recall:
     time_phrases: the times that a query names, and how near a fragment is to them
     budget: the token budget of a recall
     blocks: edits of a block's text
+    context: what an agent sends to its model before a turn, within a budget
+    marks: the marks around text that a context injects, and what removes it from an observation
     rendering: the indexed text of a fragment
     stable_hash: a hash that is the same in every process
     json_text: whether a text is JSON

@@ -10,6 +10,7 @@ supersession: SupersedeFragments as one decision
 versions: the history of a fragment, and the restoring of a version
 conversations: conversations for the rpcs: store errors as engine errors, times, watches
 blocks: blocks of memories for the rpcs and for contexts: reads, writes, edits, watches
+context: what an agent sends to its model before a turn: reads its parts at once
 byte_quota: the quotas of stored bytes of a namespace
 requests: requests and answers as domain values (microseconds, arrays, tuples)
 errors: the errors that a client sees

@@ -104,6 +104,7 @@ class Engine:
         self._storage = storage
         self._models = models
         self._runtime = runtime
+        self.clock = runtime.clock
         self._lease = parts.lease
         self._journal = storage.journal
         self._names = journal_name, scorer_model, insight_model

@@ -10,6 +10,7 @@ blocks: BlockService, with the watch
 calls: the outermost interceptor: request ids, metrics and spans; deadlines of calls
 conflicts: conflict rpcs of MemoryService
 connections: bounds of connections by port and address, and of open files
+context: ContextService: what an agent sends to its model before a turn
 conversations: ConversationService, with plans and the watch
 drain: notifies open streams that the server shuts down, and waits for them
 error_and_limits_interceptor: turns errors into statuses, checks the routing header, bounds calls and streams

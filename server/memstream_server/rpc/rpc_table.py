@@ -136,6 +136,8 @@ _MEMSTREAM_RPCS: dict[str, dict[str, RpcRule]] = {
         "DeleteBlock": _rpc(_FORGET, served_anywhere=True),
         "WatchBlocks": _rpc(_READ, served_anywhere=True),
     },
+    # It names memories, blocks and a conversation: rpc/scopes.py and rpc/context.py check the rights for each.
+    "ContextService": {"Context": RpcRule((Need(_RECALL, (), optional=True),))},
     "OperationService": {
         "StartReindex": RpcRule((Need(_ADMIN, ()),)),
         "StartPurge": _rpc(_FORGET),

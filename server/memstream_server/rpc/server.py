@@ -16,12 +16,14 @@ from grpc_reflection.v1alpha import reflection
 
 from memstream.v1 import (
     block_service_pb2,
+    context_service_pb2,
     conversation_service_pb2,
     memory_service_pb2,
     operation_service_pb2,
     server_service_pb2,
     stream_service_pb2,
 )
+from memstream_server.engine.context import Contexts
 from memstream_server.engine.runtime.turns import find_turns
 from memstream_server.rpc.access.authorization_interceptor import OpenAccessInterceptor
 from memstream_server.rpc.access.opening import Access
@@ -29,6 +31,7 @@ from memstream_server.rpc.access.peers import Peers
 from memstream_server.rpc.blocks import BlockService
 from memstream_server.rpc.calls import Calls, Tracing
 from memstream_server.rpc.connections import AddressWatch
+from memstream_server.rpc.context import ContextService
 from memstream_server.rpc.conversations import ConversationService
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.error_and_limits_interceptor import ErrorAndLimitsInterceptor
@@ -208,6 +211,7 @@ def build_server(
     info = ServerService(engine, limits, metrics, settings, gate.admission.clients)
     conversation_service = object() if conversations is None else ConversationService(conversations, limits, drain)
     operations = OperationService(engine, limits)
+    contexts = ContextService(engine, Contexts(engine, engine.clock, conversations), limits, forwarding)
     services = [
         (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], TransferringMemoryService(engine, limits)),
         (
@@ -216,6 +220,7 @@ def build_server(
         ),
         (conversation_service_pb2.DESCRIPTOR.services_by_name["ConversationService"], conversation_service),
         (block_service_pb2.DESCRIPTOR.services_by_name["BlockService"], BlockService(engine, limits, drain)),
+        (context_service_pb2.DESCRIPTOR.services_by_name["ContextService"], contexts),
         (operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"], operations),
         (server_service_pb2.DESCRIPTOR.services_by_name["ServerService"], info),
     ]

@@ -7,6 +7,7 @@ from hashlib import blake2b
 import grpc
 
 from memstream.v1 import fragment_pb2 as pb
+from memstream_server.core.marks import drop_injected
 from memstream_server.core.values import Role, Structured
 from memstream_server.engine.errors import InvalidField
 from memstream_server.engine.requests import NewObservation, Refusal
@@ -156,5 +157,10 @@ def _read_body(
 ) -> tuple[Structured | None, str]:
     if message.WhichOneof("body") == "structured":
         structured = structured_of(message.structured)
+        structured = Structured(**{name: drop_injected(getattr(structured, name)) for name in STRUCTURED_FIELDS})
         return structured, content_checked(found, f"{prefix}structured", structured.text(), limits)
-    return None, content_checked(found, f"{prefix}content", message.content, limits)
+    content = drop_injected(message.content)
+    if message.content and not content:
+        found.add(f"{prefix}content", "has only what a context injected")
+        return None, content
+    return None, content_checked(found, f"{prefix}content", content, limits)

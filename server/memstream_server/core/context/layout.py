@@ -1,0 +1,320 @@
+"""The layout of a turn's context: which parts, in which order, within which budget.
+
+Rule 1. The order is blocks, messages with the memories of earlier turns before the message of their turn, new memories,
+question. Memories are in the order of time; their score only decides which of them are in.
+Rule 2. What an earlier turn showed stays as it is, at its place. A supersession adds a correction to the new memories;
+what the caller may not read any more is removed.
+Rule 3. The tail is cut between turns, to half of its room, and a tool call stays with its results.
+Rule 4. The sum of the parts' tokens is at most the budget. A block is cut after everything else.
+Rule 5. The same input makes the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from msgspec.structs import replace
+
+from memstream_server.core.context.evidence import LEFT_OUT_MAX, Fresh
+from memstream_server.core.context.position import POSITION_BYTES_MAX, pack_position
+from memstream_server.core.context.texts import Texts, is_said, normalize
+from memstream_server.core.context.values import (
+    FORMAT,
+    BudgetTooSmall,
+    Built,
+    Entry,
+    Inputs,
+    Omission,
+    Omitted,
+    Part,
+    PartKind,
+    Position,
+    Said,
+    Seen,
+    Turn,
+)
+
+
+def build_context(inputs: Inputs) -> Built:
+    """The text of a turn. Raises BudgetTooSmall."""
+    return _Layout(inputs).build()
+
+
+@dataclass(slots=True, eq=False)
+class _Unit:
+    """A message with the turns before it, or one turn after the last message."""
+
+    said: Said | None
+    turns: list[Turn] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+    may_start: bool = True
+    """Whether the tail may begin here,"""
+    starts_turn: bool = True
+    """and whether the user speaks."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(part.tokens for part in self.parts)
+
+
+class _Layout:
+    """One text."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+        self._texts = Texts(inputs)
+        self._after = inputs.after or Position(FORMAT, inputs.conversation, 0, 1)
+        self._left_out = list(inputs.left_out)
+        self._gone: list[Omission] = []
+        """Of what earlier turns showed."""
+        messages = list(inputs.messages)
+        last = messages[-1].number if messages else max(inputs.before, self._find_last())
+        self._anchor = last + 1 if inputs.conversation else 0
+        if messages and _is_question(messages[-1], inputs.question):
+            self._anchor = messages.pop().number
+        self._messages = [each for each in messages if each.text]
+
+    def _find_last(self) -> int:
+        """The last message of the last text."""
+        seen = [int(one.key.split()[1]) for one in self._after.seen if one.kind is PartKind.MESSAGE]
+        return max([self._after.tail_start - 1, 0, *seen])
+
+    def build(self) -> Built:
+        """See build_context."""
+        inputs = self._inputs
+        question = self._texts.write_question()
+        room = inputs.budget - question.tokens
+        least = inputs.tail_bounds.minimum + inputs.evidence_bounds.minimum
+        if room < least + inputs.block_bounds.minimum:
+            raise BudgetTooSmall(
+                f"is {inputs.budget} tokens: the question has {question.tokens}, and the minima of the parts are "
+                f"{least + inputs.block_bounds.minimum}"
+            )
+        blocks = self._fit_blocks(inputs.block_bounds.limit(room - least))
+        evidence = inputs.evidence_bounds
+        most = max(evidence.minimum, room // 4) if evidence.maximum is None else evidence.maximum
+        room -= sum(part.tokens for part in blocks)
+        most = min(most, room - inputs.tail_bounds.minimum)
+        self._block_text = "\0".join(normalize(block.text) for block in inputs.blocks)
+        units = self._make_units()
+        tail_room = inputs.tail_bounds.limit(room - most)
+        while True:
+            built = self._finish(blocks, self._cut_tail(units, tail_room), most, question)
+            if not tail_room or len(pack_position(built.position)) <= POSITION_BYTES_MAX:
+                return built
+            tail_room //= 2
+
+    def _fit_blocks(self, room: int) -> list[Part]:
+        parts: list[Part] = []
+        for block in self._inputs.blocks:
+            part, whole = self._texts.write_block(block, room)
+            if part is not None:
+                room -= part.tokens
+                parts.append(part)
+            if not whole:
+                self._left_out.append(Omission(PartKind.BLOCK, Omitted.BUDGET, block.memory, block.name))
+        return parts
+
+    # ---- the conversation and what earlier turns showed
+    def _make_units(self) -> list[_Unit]:
+        units = [_Unit(said) for said in self._messages]
+        for place, turn in enumerate(self._after.turns):
+            unit = next((unit for unit in units if unit.said and turn.anchor and unit.said.number >= turn.anchor), None)
+            if unit is None:
+                unit = _Unit(None)
+                units.append(unit)
+            same = sum(each.anchor == turn.anchor for each in self._after.turns[:place])
+            if (shown := self._show_turn(turn, same)) is not None:
+                unit.turns.append(shown[0])
+                unit.parts.append(shown[1])
+        for unit in units:
+            if unit.said is not None:
+                unit.parts.append(self._texts.write_message(unit.said))
+                unit.starts_turn = unit.said.role == "user" and not unit.said.is_result
+        _keep_calls_whole([unit for unit in units if unit.said is not None])
+        return units
+
+    def _show_turn(self, turn: Turn, place: int) -> tuple[Turn, Part] | None:
+        """The turn as it is shown now, without what is gone; None: nothing is left."""
+        entries: list[Entry] = []
+        lines: list[str] = []
+        for entry in turn.entries:
+            memory = self._after.memories[entry.memory]
+            fragment = self._inputs.known.get((memory, entry.id))
+            if fragment is None or (not entry.again and self._in_blocks(fragment.content)):
+                reason = Omitted.UNAVAILABLE if fragment is None else Omitted.REPEATS
+                self._gone.append(Omission(PartKind.EVIDENCE, reason, memory, ids=(entry.id,)))
+                continue
+            entries.append(entry)
+            lines.append(self._texts.write_entry(entry, fragment))
+        if not (lines or turn.unknown or turn.day):
+            return None
+        shown = replace(turn, entries=tuple(entries))
+        return shown, self._write_turn(shown, lines, place)
+
+    def _write_turn(self, turn: Turn, lines: Sequence[str], place: int, names: Sequence[str] = ()) -> Part:
+        names = names or self._after.memories
+        memories = {names[entry.memory] for entry in turn.entries}
+        ids = tuple([entry.id for entry in turn.entries if not entry.again])
+        key = f"evidence {turn.anchor} {place}"
+        return self._texts.write_turn(turn, lines, key, memories.pop() if len(memories) == 1 else "", ids)
+
+    def _cut_tail(self, units: list[_Unit], room: int) -> list[_Unit]:
+        costs = [unit.tokens for unit in units]
+        whole = not units or (units[0].may_start and not self._inputs.before)
+        if sum(costs) <= room and whole:
+            return units
+        left = [sum(costs[place:]) for place in range(len(units))]
+        turns = [place for place, unit in enumerate(units) if unit.may_start and unit.starts_turn]
+        places = [place for place, unit in enumerate(units) if unit.may_start]
+        for starts, most in ((turns, room // 2), (turns, room), (places, room // 2), (places, room)):
+            start = next((place for place in starts if left[place] <= most), None)
+            if start is not None:
+                return units[start:]
+        return []
+
+    # ---- new memories
+    def _finish(self, blocks: list[Part], tail: list[_Unit], room: int, question: Part) -> Built:
+        left_out = list(self._left_out)
+        kept = {unit.said.number for unit in tail if unit.said is not None}
+        cut = [said.number for said in self._messages if said.number not in kept]
+        if cut or self._inputs.before:
+            first = self._after.tail_start or 1 if self._inputs.before else cut[0]
+            count = len(cut) or 1
+            left_out.append(Omission(PartKind.MESSAGE, Omitted.BUDGET, number=first, count=count))
+        turns = [turn for unit in tail for turn in unit.turns]
+        said = [unit.said.text for unit in tail if unit.said is not None]
+        fresh = Fresh(self._inputs, self._texts, self._after, turns, said, self._block_text, left_out)
+        turn, lines = fresh.choose(self._anchor, room)
+        parts = [*blocks, *(part for unit in tail for part in unit.parts)]
+        if turn is not None:
+            place = sum(each.anchor == turn.anchor for each in turns)
+            parts.append(self._write_turn(turn, lines, place, fresh.memories))
+            turns.append(turn)
+        parts.append(replace(question, number=self._anchor))
+        same = self._count_same(parts)
+        start = next((unit.said.number for unit in tail if unit.said is not None), self._anchor)
+        if self._inputs.tail_failed:
+            start = self._after.tail_start
+        position = self._make_position(parts, turns, start, fresh)
+        return Built(
+            parts=tuple([replace(part, fresh=place >= same) for place, part in enumerate(parts)]),
+            tokens=sum(part.tokens for part in parts),
+            unchanged_tokens=sum(part.tokens for part in parts[:same]),
+            broken_by=tuple(self._find_broken(parts, same)),
+            left_out=tuple(left_out[:LEFT_OUT_MAX]),
+            citations=tuple(
+                [
+                    (entry.number, fresh.memories[entry.memory], entry.id)
+                    for each in turns
+                    for entry in each.entries
+                    if not entry.again
+                ]
+            ),
+            corrections=tuple(fresh.corrections),
+            position=position,
+        )
+
+    def _make_position(self, parts: list[Part], turns: list[Turn], start: int, fresh: Fresh) -> Position:
+        used = sorted({entry.memory for turn in turns for entry in turn.entries})
+        places = {old: new for new, old in enumerate(used)}
+        return Position(
+            FORMAT,
+            self._inputs.conversation,
+            start,
+            fresh.next_number,
+            tuple([fresh.memories[old] for old in used]),
+            tuple(
+                [
+                    replace(turn, entries=tuple([replace(each, memory=places[each.memory]) for each in turn.entries]))
+                    for turn in turns
+                ]
+            ),
+            tuple([Seen(part.kind, part.key, _digest(part.text)) for part in parts]),
+        )
+
+    # ---- what changed
+    def _count_same(self, parts: list[Part]) -> int:
+        """How many parts at the beginning are as in the last text."""
+        same = 0
+        for part, seen in zip(parts, self._after.seen, strict=False):
+            if _digest(part.text) != seen.digest:
+                break
+            same += 1
+        return same
+
+    def _find_broken(self, parts: list[Part], same: int) -> Iterable[Omission]:
+        seen = self._after.seen
+        if same >= len(seen):
+            return
+        yield from self._gone
+        digests = {part.key: _digest(part.text) for part in parts}
+        cut: list[int] = []
+        named = bool(self._gone)
+        for one in seen[same:]:
+            broken = self._explain(one, digests, parts)
+            if broken is None or (broken.kind is PartKind.EVIDENCE and self._gone):
+                continue
+            named = True
+            if broken.reason is Omitted.BUDGET and broken.kind is PartKind.MESSAGE:
+                cut.append(broken.number)
+            else:
+                yield broken
+        if cut:
+            yield Omission(PartKind.MESSAGE, Omitted.BUDGET, number=cut[0], count=len(cut))
+        if not named:  # something new stands between
+            part = parts[min(same, len(parts) - 1)]
+            yield Omission(part.kind, Omitted.CHANGED, part.memory, part.name, part.ids, part.number)
+
+    def _explain(self, seen: Seen, digests: Mapping[str, bytes], parts: list[Part]) -> Omission | None:
+        """Why a part of the last text is not in this one; None if it is."""
+        if digests.get(seen.key) == seen.digest:
+            return None
+        if seen.kind is PartKind.QUESTION:
+            recorded = any(_digest(part.text) == seen.digest for part in parts)
+            return None if recorded else Omission(PartKind.QUESTION, Omitted.QUESTION_NOT_RECORDED)
+        reason = Omitted.CHANGED if seen.key in digests else Omitted.UNAVAILABLE
+        _, _, name = seen.key.partition(" ")
+        if seen.kind is PartKind.BLOCK:
+            memory, _, name = name.partition("#")
+            return Omission(seen.kind, reason, memory, name)
+        number = int(name.split()[0])
+        if seen.key not in digests:
+            if self._inputs.tail_failed:
+                reason = Omitted.FAILED
+            elif number < self._start_number(parts):
+                reason = Omitted.BUDGET
+        return Omission(seen.kind, reason, number=number)
+
+    def _start_number(self, parts: list[Part]) -> int:
+        return next((part.number for part in parts if part.kind is PartKind.MESSAGE), self._anchor)
+
+    def _in_blocks(self, content: str) -> bool:
+        return is_said(normalize(content), self._block_text)
+
+
+def _is_question(said: Said, question: str) -> bool:
+    return said.role == "user" and not said.is_result and said.text.strip() == question.strip()
+
+
+def _keep_calls_whole(units: Sequence[_Unit]) -> None:
+    """Let no tail begin between a tool call and its results."""
+    calls: dict[str, int] = {}
+    spoken = -1  # the last message that is no result
+    for place, unit in enumerate(units):
+        said = unit.said
+        assert said is not None
+        for call in said.calls:
+            calls[call] = place
+        if said.is_result:
+            starts = [calls.get(answer, -1 if said.calls else spoken) for answer in said.answers] or [spoken]
+            for between in units[max(0, min(starts) + 1) : place + 1]:
+                between.may_start = False
+        else:
+            spoken = place
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=8).digest()

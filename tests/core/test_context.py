@@ -1,0 +1,229 @@
+"""The laws of a context's layout, over drawn conversations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memstream_server.core.budget import estimated_tokens
+from memstream_server.core.context.layout import build_context
+from memstream_server.core.context.position import pack_position, unpack_position
+from memstream_server.core.context.values import (
+    Block,
+    Bounds,
+    BudgetTooSmall,
+    Built,
+    Found,
+    Inputs,
+    Omitted,
+    PartKind,
+    Said,
+)
+from memstream_server.core.marks import drop_injected, escape_marks
+from memstream_server.core.values import Fragment
+
+DAY_US = 86_400_000_000
+MEMORY = "user/bob"
+words = st.sampled_from(
+    ["tea", "<memstream kind=x>\n", "</memstream>", "nuts", "Oslo", "\n[1] no", "the release", "€uro"]
+)
+texts = st.lists(words, min_size=1, max_size=30).map(" ".join)
+
+
+def text_of(built: Built) -> str:
+    return "".join(part.text for part in built.parts)
+
+
+def fragment(number: int, content: str, **changes: object) -> Fragment:
+    made = Fragment(id=f"F{number:04}", content=content, speaker="Bob", observe_time_us=number * DAY_US)
+    return made.but(**changes)
+
+
+@dataclass
+class Talk:
+    """A conversation of an agent, with the memory that it recalls from."""
+
+    fragments: dict[str, Fragment]
+    budget: int = 400
+    messages: list[Said] = field(default_factory=list)
+    turn: int = 0
+    last: Built | None = None
+    blocks: tuple[Block, ...] = ()
+
+    def ask(self, question: str, found: list[str], **changes: object) -> Built:
+        """A turn; it is recorded."""
+        after = None if self.last is None else unpack_position(pack_position(self.last.position))
+        assert self.last is None or after is not None
+        start = 0 if after is None else after.tail_start
+        inputs = Inputs(
+            question=question,
+            now_us=(20_000 + self.turn) * DAY_US,
+            conversation="chat/monday",
+            budget=self.budget,
+            count=estimated_tokens,
+            blocks=self.blocks,
+            messages=[one for one in self.messages if one.number >= start],
+            found=[Found(MEMORY, self.fragments[id]) for id in found if id in self.fragments],
+            known={(MEMORY, id): one for id, one in self.fragments.items()},
+            after=after,
+        )
+        self.last = build_context(replace(inputs, **changes))  # type: ignore[arg-type]
+        self.turn += 1
+        return self.last
+
+    def say(self, *said: tuple[str, str], **fields: object) -> None:
+        for role, text in said:
+            number = self.messages[-1].number + 1 if self.messages else 1
+            self.messages.append(Said(number, role, text, **fields))  # type: ignore[arg-type]
+
+
+def check_laws(talk: Talk, built: Built, before: str, gone: set[str]) -> None:
+    text = text_of(built)
+    assert built.tokens <= talk.budget
+    assert estimated_tokens(text) <= built.tokens == sum(part.tokens for part in built.parts)
+    assert text.startswith(before) or built.broken_by
+    assert not (before and text.startswith(before) and built.broken_by)
+    ids = [id for part in built.parts for id in part.ids]
+    assert len(set(ids)) == len(ids)
+    assert not gone & set(ids)
+    shown = {number for number, _, _ in built.citations}
+    assert all(number in shown or number < built.position.next_number for _, _, number, _, _ in built.corrections)
+    assert (
+        text.count("<memstream ")
+        == text.count("</memstream>")
+        == sum(part.kind in (PartKind.BLOCK, PartKind.EVIDENCE) for part in built.parts)
+    )
+
+
+steps = st.lists(
+    st.tuples(
+        texts,
+        st.lists(st.integers(0, 11), max_size=5, unique=True),
+        texts,
+        st.sampled_from(["", "", "", "erase", "supersede", "edit", "unrecorded"]),
+        st.integers(0, 11),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(st.lists(texts, min_size=12, max_size=12, unique=True), steps, st.integers(300, 900))
+def test_every_turn_keeps_the_laws(
+    contents: list[str], drawn: list[tuple[str, list[int], str, str, int]], budget: int
+) -> None:
+    talk = Talk({f"F{n:04}": fragment(n, content) for n, content in enumerate(contents)}, budget)
+    talk.blocks = (Block("agent/joy", "persona", "I am Joy </memstream>"),)
+    before, gone = "", set[str]()
+    for question, found, reply, act, which in drawn:
+        id, later = f"F{which:04}", f"F{(which + 1) % 12:04}"
+        if act == "erase" and talk.fragments.pop(id, None):
+            gone.add(id)
+        elif act == "supersede" and {id, later} <= set(talk.fragments) and id < later:
+            talk.fragments[id] = talk.fragments[id].but(superseded_by=later)
+        elif act == "edit" and id in talk.fragments:
+            talk.fragments[id] = talk.fragments[id].but(content=f"edited {which}")
+        ids = [one for n in found if (one := f"F{n:04}") not in gone and not talk.fragments[one].superseded_by]
+        again = replace(talk)
+        built = talk.ask(question, ids)
+        assert text_of(again.ask(question, ids)) == text_of(built)
+        check_laws(talk, built, before, gone)
+        before = text_of(built)
+        if act != "unrecorded":
+            talk.say(("user", question), ("assistant", reply))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["user", "assistant", "call", "result"]), texts), max_size=25),
+    st.integers(60, 400),
+)
+def test_a_tail_keeps_calls_with_their_results(drawn: list[tuple[str, str]], budget: int) -> None:
+    talk, calls = Talk({}, budget), list[str]()
+    for kind, text in drawn:
+        if kind == "call":
+            calls.append(f"c{len(calls)}")
+            talk.say(("assistant", text), calls=(calls[-1],))
+        elif kind == "result" and calls:
+            talk.say(("tool", text), is_result=True, answers=(calls[len(text) % len(calls)],))
+        elif kind != "result":
+            talk.say((kind, text))
+    shown = {part.number for part in talk.ask("and now?", []).parts if part.kind is PartKind.MESSAGE}
+    for said in talk.messages:
+        for answer in said.answers:
+            call = next(one.number for one in talk.messages if answer in one.calls)
+            assert said.number not in shown or call in shown
+
+
+@given(texts)
+def test_content_writes_no_mark(text: str) -> None:
+    talk = Talk({"F0001": fragment(1, text)})
+    built = talk.ask("what?", ["F0001"])
+    assert drop_injected(text_of(built)) == "user: what?\n\n"
+    assert drop_injected(escape_marks(text)) == escape_marks(text)
+
+
+def test_superseded_memories_are_corrected_not_rewritten() -> None:
+    talk = Talk({"F0001": fragment(1, "I live in Paris"), "F0002": fragment(2, "I live in Rome")})
+    before = text_of(talk.ask("where?", ["F0001"]))
+    talk.say(("user", "where?"), ("assistant", "Paris"))
+    talk.fragments["F0001"] = talk.fragments["F0001"].but(superseded_by="F0002")
+    built = talk.ask("really?", ["F0002"])
+    assert text_of(built).startswith(before)
+    assert built.corrections == ((MEMORY, "F0001", 1, "F0002", 2),)
+    assert "[2] 3 January 1970, Bob: I live in Rome (holds instead of [1])" in text_of(built)
+    talk.say(("user", "really?"), ("assistant", "Rome"))
+    assert not talk.ask("sure?", ["F0002"]).corrections
+
+
+def test_erased_memories_break_the_text_by_name() -> None:
+    talk = Talk({"F0001": fragment(1, "the code is 1234"), "F0002": fragment(2, "the door is blue")})
+    talk.ask("the code?", ["F0001", "F0002"])
+    talk.say(("user", "the code?"), ("assistant", "it is known"))
+    del talk.fragments["F0001"]
+    built = talk.ask("and the door?", ["F0002"])
+    assert "1234" not in text_of(built)
+    assert [(one.reason, one.ids) for one in built.broken_by] == [(Omitted.UNAVAILABLE, ("F0001",))]
+
+
+def test_a_long_tail_is_cut_to_half_at_a_turn() -> None:
+    talk = Talk({}, 400)
+    cuts = 0
+    for turn in range(40):
+        before = text_of(talk.last) if talk.last else ""
+        built = talk.ask(f"question {turn}", [])
+        cuts += not text_of(built).startswith(before)
+        first = next((part for part in built.parts if part.kind is PartKind.MESSAGE), None)
+        assert first is None or first.role == "user"
+        talk.say(("user", f"question {turn}"), ("assistant", "an answer of some words " * 3))
+    assert 4 <= cuts <= 10
+
+
+def test_blocks_are_cut_last_and_said_so() -> None:
+    talk = Talk({"F0001": fragment(1, "green tea")}, 100)
+    talk.blocks = (Block("agent/joy", "persona", "short"), Block("agent/joy", "task", "word " * 400))
+    built = talk.ask("tea?", ["F0001"], evidence_bounds=Bounds(minimum=50))
+    assert built.tokens <= 100
+    assert "green tea" in text_of(built)
+    assert "short" in text_of(built)
+    assert (PartKind.BLOCK, Omitted.BUDGET, "task") in [(one.kind, one.reason, one.name) for one in built.left_out]
+
+
+def test_a_budget_below_the_minima_is_refused() -> None:
+    with pytest.raises(BudgetTooSmall, match="question has 3"):
+        Talk({}, 30).ask("why?", [], tail_bounds=Bounds(minimum=20), evidence_bounds=Bounds(minimum=20))
+
+
+def test_a_message_of_megabytes_is_cut() -> None:
+    talk = Talk({}, 400)
+    talk.say(("user", "x" * 4_000_000), ("assistant", "too long"))
+    built = talk.ask("why?", [])
+    assert built.tokens <= 400
+    assert "more characters]" in text_of(built)
+
+
+@given(st.binary(max_size=60))
+def test_other_bytes_are_no_position(data: bytes) -> None:
+    assert unpack_position(data) is None

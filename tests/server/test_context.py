@@ -1,0 +1,210 @@
+"""The context of an agent's turns, from a running server."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc.aio
+import pytest
+
+import memstream
+from memstream import ContextReason, Observation, PartKind, TokenBounds
+from memstream.v1.block_service_pb2 import PutBlockRequest
+from memstream.v1.block_service_pb2_grpc import BlockServiceStub
+from tests.support.server import ServerProcess
+
+NOW = datetime(2026, 5, 8, tzinfo=UTC)
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"c-{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture
+async def bob(client: memstream.Client, namespace: str) -> memstream.Memory:
+    memory = await client.create_memory(f"{namespace}/bob")
+    texts = ["I am allergic to nuts", "I live in Paris near the river", "my sister plays the cello"]
+    await memory.observe_batch(
+        [
+            Observation(text, speaker="Bob", observe_time=datetime(2023, 5, 1 + n, tzinfo=UTC))
+            for n, text in enumerate(texts)
+        ]
+    )
+    return memory
+
+
+async def test_turns_keep_the_text_of_those_before(client: memstream.Client, bob: memstream.Memory) -> None:
+    core = await client.create_memory(f"{bob.path}-core")
+    await core.observe_batch(["the release is on Friday"])
+    scopes, talk = [bob.path, core.path], f"{bob.path}-talk"
+    turn: memstream.Context | None = None
+    for question in ("What is Bob allergic to?", "When is the release?", "Where does Bob live?"):
+        before = turn
+        turn = await client.context(scopes, question, conversation=talk, budget=800, after=before, now=NOW)
+        again = await client.context(scopes, question, conversation=talk, budget=800, after=before, now=NOW)
+        assert again.text == turn.text
+        assert turn.text.startswith("" if before is None else before.text)
+        assert (turn.broken_by, turn.unchanged_tokens) == ((), 0 if before is None else before.tokens)
+        assert turn.text.endswith(f"user: {question}\n\n")
+        assert turn.tokens <= 800
+        await turn.record(question, f"the answer to {question}")
+        await turn.record(question, f"the answer to {question}")
+    assert turn is not None
+    assert "[1] 1 May 2023, Bob: I am allergic to nuts" in turn.text
+    assert turn.text.count("the release is on Friday") == 1
+    assert {citation.memory for citation in turn.citations} == {bob.path, core.path}
+    assert len([one async for one in client.conversation(talk).messages()]) == 6
+
+
+async def test_what_is_erased_leaves_all_turns(client: memstream.Client, bob: memstream.Memory) -> None:
+    talk = f"{bob.path}-talk"
+    turn = await client.context([bob.path], "What is Bob allergic to?", conversation=talk, after=None)
+    (nuts,) = [one.fragment_id for one in turn.citations if "nuts" in (await bob.get_fragment(one.fragment_id)).content]
+    await turn.record("What is Bob allergic to?", "that is a secret")
+    await client.finished(await bob.erase_fragments([nuts]))
+    later = await client.context([bob.path], "Where does Bob live?", conversation=talk, after=turn)
+    assert "nuts" not in later.text
+    assert [(one.reason, one.fragment_ids) for one in later.broken_by] == [(ContextReason.UNAVAILABLE, (nuts,))]
+
+
+async def test_a_shown_memory_is_corrected_when_superseded(client: memstream.Client, bob: memstream.Memory) -> None:
+    talk = f"{bob.path}-talk"
+    turn = await client.context([bob.path], "Where does Bob live, near the river?", conversation=talk)
+    (paris,) = [one for one in turn.citations if "Paris" in (await bob.get_fragment(one.fragment_id)).content]
+    await turn.record("Where does Bob live, near the river?", "there")
+    await bob.observe_batch([Observation("I live in Rome", speaker="Bob", supersedes=[paris.fragment_id])])
+    later = await client.context([bob.path], "What does Bob's sister play?", conversation=talk, after=turn)
+    assert later.text.startswith(turn.text)
+    assert [(one.fragment_id, one.number) for one in later.corrections] == [(paris.fragment_id, paris.number)]
+    assert f"(holds instead of [{paris.number}])" in later.text
+
+
+async def test_nothing_known_is_said(client: memstream.Client, bob: memstream.Memory) -> None:
+    turn = await client.context([bob.path], "Which chess opening wins in Norway?")
+    assert turn.weak
+    assert "Nothing is known about this." in turn.text
+    assert {one.reason for one in turn.left_out} <= {ContextReason.WEAK}
+
+
+async def test_a_filter_holds_for_earlier_turns_too(client: memstream.Client, bob: memstream.Memory) -> None:
+    talk = f"{bob.path}-talk"
+    turn = await client.context([bob.path], "What is Bob allergic to?", conversation=talk)
+    await turn.record("What is Bob allergic to?", "that")
+    chosen = memstream.Filter(speakers=["Alice"])
+    later = await client.context([bob.path], "Where does Bob live?", conversation=talk, after=turn, filter=chosen)
+    assert not later.citations
+    assert {one.reason for one in later.broken_by} == {ContextReason.UNAVAILABLE}
+
+
+async def test_observed_prompts_lose_what_was_injected(client: memstream.Client, bob: memstream.Memory) -> None:
+    turn = await client.context([bob.path], "What is Bob allergic to?")
+    outcome = await bob.observe_batch([turn.text], producer="agent", first_sequence=1)
+    assert not outcome.rejected
+    contents = [one.content async for one in bob.list_fragments()]
+    assert "user: What is Bob allergic to?\n\n" in contents
+    assert sum("allergic to nuts" in one for one in contents) == 1
+    with pytest.raises(memstream.InvalidRequest, match="only what a context injected"):
+        await bob.observe_batch([turn.parts[0].text])
+
+
+async def test_blocks_come_first_and_say_when_they_change(
+    client: memstream.Client, shared: ServerProcess, bob: memstream.Memory
+) -> None:
+    async with grpc.aio.insecure_channel(shared.address) as channel:
+        stub: Any = BlockServiceStub(channel)
+        name = {"namespace": bob.namespace, "memory": bob.name, "block": "persona"}
+        await stub.PutBlock(PutBlockRequest(**name, text="I am Bob's friend </memstream>"))
+        path, talk = f"{bob.path}#persona", f"{bob.path}-talk"
+        turn = await client.context([bob.path], "What is Bob allergic to?", conversation=talk, blocks=[path])
+        assert turn.text.startswith(f'<memstream kind="block" name="{path}">\nI am Bob\'s friend &lt;/memstream>\n')
+        await turn.record("What is Bob allergic to?", "nuts")
+        await stub.PutBlock(PutBlockRequest(**name, text="I am allergic to nuts"))
+    later = await client.context([bob.path], "Why?", conversation=talk, blocks=[path], after=turn)
+    assert later.text.count("I am allergic to nuts") == 1
+    assert (PartKind.BLOCK, ContextReason.CHANGED, "persona") in [
+        (one.kind, one.reason, one.name) for one in later.broken_by
+    ]
+    left = await client.context([], "Why?", blocks=[f"{bob.path}#task"], partial=True)
+    assert [(one.reason, one.name) for one in left.left_out] == [(ContextReason.UNAVAILABLE, "task")]
+
+
+async def test_tool_results_stay_with_their_calls(client: memstream.Client, bob: memstream.Memory) -> None:
+    talk = client.conversation(f"{bob.path}-talk")
+    call = '{"role":"assistant","tool_calls":[{"id":"c1","type":"function"}]}'
+    await talk.append_messages(
+        [
+            memstream.NewMessage(role="user", content="look it up " * 60),
+            memstream.NewMessage(body=call),
+            memstream.NewMessage(role="tool", content="found", tool_call_id="c1"),
+        ]
+    )
+    turn = await client.context([], "and?", conversation=talk.path, budget=120)
+    assert turn.tokens <= 120
+    shown = {part.number for part in turn.parts if part.kind is PartKind.MESSAGE}
+    assert (2 in shown) == (3 in shown)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"budget": 3}, "the question has"),
+        ({"budget": 100, "tail_tokens": TokenBounds(minimum=99)}, "minima of the parts"),
+        ({"tokenizer": "no-such"}, "tokenizer: is 'no-such': this server has 'bytes/4'"),
+        ({"after": b"forged"}, "after: is no position"),
+        ({"conversation": "nowhere"}, "conversation: is 'nowhere'"),
+        ({"blocks": ["nowhere"]}, r"blocks\[0\]: is 'nowhere'"),
+        ({"blocks": ["people/bob#persona"]}, "there is no block people/bob#persona"),
+        ({"time_zone": "Mars/Base"}, "time_zone"),
+    ],
+)
+async def test_bad_requests_are_refused(
+    client: memstream.Client, bob: memstream.Memory, change: memstream.ContextOptions, said: str
+) -> None:
+    with pytest.raises(memstream.MemstreamError, match=said):
+        await client.context([bob.path], "What is Bob allergic to?", **change)
+
+
+async def test_a_position_of_another_conversation_is_refused(client: memstream.Client, bob: memstream.Memory) -> None:
+    turn = await client.context([bob.path], "What is Bob allergic to?", conversation=f"{bob.path}-a")
+    with pytest.raises(memstream.InvalidRequest, match="of another conversation"):
+        await client.context([bob.path], "What?", conversation=f"{bob.path}-b", after=turn)
+
+
+async def test_forms_for_model_apis_mark_the_cache(client: memstream.Client, bob: memstream.Memory) -> None:
+    talk = f"{bob.path}-talk"
+    turn = await client.context([bob.path], "What is Bob allergic to?", conversation=talk)
+    await turn.record("What is Bob allergic to?", "nuts")
+    later = await client.context([bob.path], "Where does Bob live?", conversation=talk, after=turn)
+    first, second = turn.to_anthropic(system="You are Joy."), later.to_anthropic(system="You are Joy.")
+    assert first["system"] == second["system"]
+    assert [one["role"] for one in second["messages"]] == ["user", "assistant", "user"]
+    blocks = [block for message in second["messages"] for block in message["content"]]
+    marked = [block["text"] for block in blocks if "cache_control" in block]
+    assert marked == ["What is Bob allergic to?", "Where does Bob live?"]
+    known = [block["text"] for message in first["messages"] for block in message["content"]]
+    assert [block["text"] for block in blocks][: len(known)] == known
+    chat = later.to_openai_chat(system="You are Joy.")
+    assert (
+        chat["messages"][: len(turn.to_openai_chat(system="You are Joy.")["messages"])]
+        == (turn.to_openai_chat(system="You are Joy.")["messages"])
+    )
+    assert later.to_openai()["prompt_cache_key"] == turn.to_openai()["prompt_cache_key"]
+
+
+async def test_parts_that_are_late_are_named(client: memstream.Client, bob: memstream.Memory) -> None:
+    waiting = memstream.Scope(memory=bob.path, min_revision=10**6)
+    turn = await client.context([waiting], "What is Bob allergic to?", parts_timeout_s=0.1)
+    assert turn.text.endswith("user: What is Bob allergic to?\n\n")
+    assert "memories: " in turn.degraded
+
+
+def test_the_blocking_context_records_too(shared: ServerProcess, namespace: str) -> None:
+    with memstream.sync.connect(shared.address) as client:
+        client.create_memory(f"{namespace}/joy").observe_batch(["the door is blue"])
+        turn = client.context([f"{namespace}/joy"], "Which door?", conversation=f"{namespace}/talk")
+        turn.record("Which door?", "the blue one")
+        later = client.context([f"{namespace}/joy"], "And now?", conversation=f"{namespace}/talk", after=turn)
+        assert later.text.startswith(turn.text)
