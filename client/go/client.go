@@ -173,17 +173,26 @@ func (c *Client) Conn() *grpc.ClientConn { return c.conn.first() }
 
 // Memory returns the memory "namespace/name" without checking that it exists.
 func (c *Client) Memory(path string) (*Memory, error) {
+	namespace, name, err := splitPath("memory", path)
+	if err != nil {
+		return nil, err
+	}
+	return &Memory{Namespace: namespace, Name: name, client: c}, nil
+}
+
+// splitPath returns namespace and name of "namespace/name".
+func splitPath(field, path string) (string, string, error) {
 	namespace, name, found := strings.Cut(path, "/")
 	if !found {
-		return nil, invalidField("memory", fmt.Sprintf("%q has no \"/\": write \"namespace/name\"", path))
+		return "", "", invalidField(field, fmt.Sprintf("%q has no \"/\": write \"namespace/name\"", path))
 	}
 	for _, part := range [][2]string{{"namespace", namespace}, {"name", name}} {
 		if !namePattern.MatchString(part[1]) {
-			return nil, invalidField("memory", fmt.Sprintf("the %s of %q must have 1 to 128 letters, digits, \"-\", \"_\", \".\" "+
+			return "", "", invalidField(field, fmt.Sprintf("the %s of %q must have 1 to 128 letters, digits, \"-\", \"_\", \".\" "+
 				"and \"~\", and begin with a letter or a digit", part[0], path))
 		}
 	}
-	return &Memory{Namespace: namespace, Name: name, client: c}, nil
+	return namespace, name, nil
 }
 
 // CreateOptions configures [Client.CreateMemory]; zero fields take the server's defaults.

@@ -11,7 +11,7 @@ import { randomUUID } from "node:crypto";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import type { Client as GeneratedClient } from "@connectrpc/connect";
 
-import type { ConversationService } from "./gen/memstream/v1/conversation_service_pb.js";
+import type { Conversation as ConversationInfo, ConversationService } from "./gen/memstream/v1/conversation_service_pb.js";
 import type { MemoryKind, PolicySchema, Profile } from "./gen/memstream/v1/memory_pb.js";
 import { CreateMemoryRequestSchema } from "./gen/memstream/v1/memory_service_pb.js";
 import type { MemoryService } from "./gen/memstream/v1/memory_service_pb.js";
@@ -22,6 +22,8 @@ import type { Ack } from "./gen/memstream/v1/stream_service_pb.js";
 import { toAnswer } from "./answer.js";
 import type { Answer } from "./answer.js";
 import { checkedMessage, checkOptions } from "./checks.js";
+import { Conversation, listConversations } from "./conversation.js";
+import type { ConversationQuery } from "./conversation.js";
 import { protocolViolationError } from "./errors.js";
 import { Link, memoryPath } from "./link.js";
 import type { MemoryPath, Settings } from "./link.js";
@@ -37,6 +39,8 @@ export { EventType } from "./gen/memstream/v1/event_pb.js";
 export { MemoryKind, Profile } from "./gen/memstream/v1/memory_pb.js";
 export { AckLevel } from "./gen/memstream/v1/stream_service_pb.js";
 export type { Answer } from "./answer.js";
+export { Conversation } from "./conversation.js";
+export type { AppendCondition, ConversationChange, ConversationQuery, MessageQuery, NewMessage } from "./conversation.js";
 export { RETRY } from "./backoff.js";
 export type { Retry } from "./backoff.js";
 export { asError, ClosedError, MemstreamError, ServerBehindError } from "./errors.js";
@@ -82,6 +86,16 @@ export class Client {
   /** Returns the memory "namespace/name" without checking that it exists. */
   memory(path: string): Memory {
     return new Memory(this.link, memoryPath(path));
+  }
+
+  /** Returns the conversation "namespace/name" without checking that it exists. */
+  conversation(path: string): Conversation {
+    return new Conversation(this.link, memoryPath(path, "conversation"));
+  }
+
+  /** The conversations of a namespace that match, over all pages. */
+  listConversations(namespace: string, query: ConversationQuery = {}): AsyncGenerator<ConversationInfo, void, undefined> {
+    return listConversations(this.link, namespace, query);
   }
 
   /** Creates the memory "namespace/name". */

@@ -63,22 +63,22 @@ export interface Settings {
   readonly writeBytesMax?: number;
 }
 
-/** The namespace and name of a memory. */
+/** The namespace and name of a memory or a conversation. */
 export interface MemoryPath {
   readonly namespace: string;
   readonly name: string;
 }
 
 /** Parses "namespace/name"; checked here because the routing header cannot carry other characters. */
-export function memoryPath(path: string): MemoryPath {
+export function memoryPath(path: string, field = "memory"): MemoryPath {
   const slash = path.indexOf("/");
-  if (slash < 0) throw invalidField("memory", `"${path}" has no "/": write "namespace/name"`);
+  if (slash < 0) throw invalidField(field, `"${path}" has no "/": write "namespace/name"`);
   const namespace = path.slice(0, slash);
   const name = path.slice(slash + 1);
   for (const [part, text] of Object.entries({ namespace, name })) {
     if (NAME.test(text)) continue;
     const allowed = "1 to 128 letters, digits, \"-\", \"_\", \".\" and \"~\", and begin with a letter or a digit";
-    throw invalidField("memory", `the ${part} of "${path}" must have ${allowed}`);
+    throw invalidField(field, `the ${part} of "${path}" must have ${allowed}`);
   }
   return { namespace, name };
 }
