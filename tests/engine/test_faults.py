@@ -198,6 +198,8 @@ async def read_the_past(engine: PartsEngine, name: str, fragment: Fragment) -> N
     as_of = AsOf(revision=revision - 1)
     _, versions, _ = await insist(lambda: engine.fragments.read_history(NAMESPACE, name, fragment.id))
     assert versions[0].fragment.importance == fragment.importance
+    happened, *_ = await insist(lambda: engine.fragments.list_events(NAMESPACE, name, fragment.id, 0, 100))
+    assert happened[-1].revision == revision
     past = await insist(lambda: engine.past.list_page(NAMESPACE, name, as_of, Listing(), -1, 100))
     assert fragment.importance in [one.importance for one in past[0] if one.id == fragment.id]
     at = AsOf(time_us=versions[0].time_us)

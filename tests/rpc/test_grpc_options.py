@@ -104,6 +104,7 @@ EFFECTS = {
     (SDK, "max_reconnect_backoff_ms"): (HERE, "test_sdk_reconnects_soon_and_goes_on"),
     (SDK, "max_receive_message_length"): (HERE, "test_sdk_takes_answers_up_to_its_bound"),
     (SDK, "enable_retries"): (HERE, "test_sdk_leaves_no_retry_to_grpc"),
+    (SDK, "primary_user_agent"): ("tests.access.test_server", "test_status_names_the_latest_clients_of_each_caller"),
     (SDK, "ssl_target_name_override"): (HERE, "test_sdk_checks_the_name_that_it_was_given"),
     (SDK, "use_local_subchannel_pool"): (
         "tests.server.test_many_streams",

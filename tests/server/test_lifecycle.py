@@ -15,6 +15,7 @@ from memstream.v1 import fragment_pb2, memory_pb2
 from memstream.v1 import memory_service_pb2 as pb
 from tests.server.conftest import MakeServer, restarted, started
 from tests.server.listing import contents, fragments, history
+from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
 
@@ -104,6 +105,15 @@ async def test_more_ids_than_a_call_takes_are_split(client: memstream.Client, pa
     assert await fragments(memory) == []
     assert await memory.restore_fragments([ids[0], *unknown, *unknown, ids[1]]) == 2
     assert len(await fragments(memory)) == 2
+
+
+def test_scripts_split_more_ids_than_a_call_takes(shared: ServerProcess, path: str) -> None:
+    with memstream.sync.connect(shared.address) as client:
+        memory = client.create_memory(path, kind=MemoryKind.LONG_TERM)
+        ids = [one.fragment_id for one in memory.observe_batch(["a heron", "an umbrella"]).outcomes]
+        unknown = ["0" * 26] * 999
+        assert memory.forget_fragments([ids[0], *unknown, *unknown, ids[1]]) == 2
+        assert memory.restore_fragments([ids[0], *unknown, ids[1]]) == 2
 
 
 async def test_forgetting_by_filter(client: memstream.Client, path: str) -> None:

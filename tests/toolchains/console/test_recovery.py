@@ -116,6 +116,7 @@ async def test_more_live_tabs_than_connections_all_go_on(visit: Visit) -> None:
         await tab.get_by_label("API key").fill(visit.console.keys["reader"])
         await tab.keyboard.press("Enter")
         await tab.locator("[data-state=live]").wait_for()
+        assert await tab.evaluate("performance.getEntriesByType('navigation')[0].nextHopProtocol") != "h2"
         tabs.append(tab)
     await memory.observe_batch(["Ann arrives in every tab."])
     for tab in tabs:
