@@ -71,6 +71,18 @@ FILES: dict[str, tuple[Wrapped, ...]] = {
         Wrapped("memstream.memory", "Memory", "Handle"),
         Wrapped("memstream.fragment_listing", "FragmentListing", "Listed[Fragment]", (CURSOR, UNMATCHED)),
     ),
+    "blocks.py": (
+        Wrapped("memstream.blocks", "Blocks", "Handle"),
+        Wrapped(
+            "memstream.blocks",
+            "BlockWatch",
+            "Iterated[BlockChange]",
+            (
+                ("known", "dict[str, int]", "The version of each block returned so far, by name."),
+                ("memory_uid", "str", "Whose versions they are; empty before the first answer."),
+            ),
+        ),
+    ),
     "conversations.py": (
         Wrapped("memstream.conversations", "Conversation", "Handle"),
         Wrapped(
@@ -199,7 +211,7 @@ def blocking_call(method: Function, is_property: bool) -> tuple[str, str]:
     returns = ast.unparse(method.returns) if method.returns else "None"
     call = f"self._inner.{method.name}"
     if is_property:
-        return returns, call
+        return returns, f"{returns}({call})" if returns in HANDLES else call
     call += f"({forward_arguments(method.args)})"
     if found := ITERATOR.match(returns):
         return f"Iterator[{found[1]}]", f"LOOP.iterate_from(lambda: {call})"

@@ -24,6 +24,8 @@ here.
 #   conflict_values: suspicions and their decisions, related statements.
 #   receipt_values: receipts of recalls, and their replays.
 #   listed_values: what lists have: sessions, conversations, open standing queries, the order of fragments.
+#   blocks: blocks of a memory, their versions, edits and watch.
+#   following: a stream of answers as an iterator, across reconnections.
 #   conversations, conversation_watch, conversation_values: conversations, their watch, their messages and plans.
 #   states: state documents of apps, users and sessions.
 #   transactions: writes to conversations, states and a memory, all or nothing.

@@ -19,6 +19,8 @@ from memstream.sync.loop import LOOP
 
 T = TypeVar("T")
 HANDLES = (
+    "blocks.BlockWatch",
+    "blocks.Blocks",
     "client.Client",
     "conversations.Conversation",
     "conversation_watch.ConversationWatch",
@@ -66,6 +68,8 @@ def _make_class(kind: type[Any]) -> type[Any]:
     sent: dict[str, Any] = {"__slots__": (), "__module__": kind.__module__, "__doc__": kind.__doc__}
     for name in dir(kind):
         member = inspect.getattr_static(kind, name)
+        if isinstance(member, property) and member.fget is not None and not name.startswith("_"):
+            sent[name] = property(_send_results(member.fget), doc=member.__doc__)
         if not inspect.isfunction(member) or (name.startswith("_") and name not in _SPECIAL):
             continue
         sent[name] = _send_coroutine(member) if inspect.iscoroutinefunction(member) else _send_results(member)

@@ -22,6 +22,7 @@ from memstream.connections import Connections
 from memstream.errors import DeadlineExceeded, EventLoopMismatch, MemstreamError, StreamClosed, Unavailable
 from memstream.names import name_problem
 from memstream.status import task_is_cancelled, translate_error
+from memstream.v1.block_service_pb2_grpc import BlockServiceStub
 from memstream.v1.context_service_pb2_grpc import ContextServiceStub
 from memstream.v1.conversation_service_pb2_grpc import ConversationServiceStub
 from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
@@ -31,6 +32,7 @@ from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from memstream.wiretypes import encoding, invalid_field
 
 if TYPE_CHECKING:  # these exist only in the stubs' declarations
+    from memstream.v1.block_service_pb2_grpc import BlockServiceAsyncStub
     from memstream.v1.context_service_pb2_grpc import ContextServiceAsyncStub
     from memstream.v1.conversation_service_pb2_grpc import ConversationServiceAsyncStub
     from memstream.v1.memory_service_pb2_grpc import MemoryServiceAsyncStub
@@ -217,6 +219,11 @@ class Link:
         self._closed = False
 
     @property
+    def blocks(self) -> BlockServiceAsyncStub:
+        """The stub of BlockService."""
+        return self._open_stubs().blocks
+
+    @property
     def contexts(self) -> ContextServiceAsyncStub:
         """The stub of ContextService."""
         return self._open_stubs().contexts
@@ -351,6 +358,7 @@ class _Stubs:
         self.loop = loop
         self.connections = connections
         channel = cast("grpc.aio.Channel", connections)
+        self.blocks = BlockServiceStub(channel)
         self.contexts = ContextServiceStub(channel)
         self.conversations = ConversationServiceStub(channel)
         self.memories = MemoryServiceStub(channel)

@@ -13,6 +13,7 @@ from memstream.answer_codec import answer_from_wire, count_from_wire, unmatched_
 from memstream.answer_values import Answer, FragmentCount
 from memstream.argument_types import Count, Items, Moment, Position, Seconds, Several
 from memstream.arguments import check_methods, checked_items
+from memstream.blocks import Blocks
 from memstream.channel import Link, MemoryPath, Response, Unary, memory_path, new_request_id
 from memstream.codec import (
     Observable,
@@ -94,6 +95,11 @@ class Memory:
     def name(self) -> str:
         """Its name in the namespace."""
         return self._path.name
+
+    @property
+    def blocks(self) -> Blocks:
+        """Its blocks: small named texts for an agent's context."""
+        return Blocks(self._link, self._path)
 
     # Streams, and unary calls that do the same.
 

@@ -15,6 +15,7 @@ from memstream.answer_values import (
 )
 from memstream.argument_types import LocalSetting
 from memstream.backoff import Retry
+from memstream.blocks import Block, BlockChange, BlockInfo, Blocks, BlockWatch
 from memstream.channel import Tls
 from memstream.client import Client, connect
 from memstream.codec import Observable
@@ -190,7 +191,12 @@ __all__ = [
     "Appended",
     "BacklogFull",
     "BatchResult",
+    "Block",
+    "BlockChange",
+    "BlockInfo",
     "BlockNotFound",
+    "BlockWatch",
+    "Blocks",
     "Capability",
     "CapabilityMissing",
     "ChainLink",

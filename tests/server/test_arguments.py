@@ -180,7 +180,7 @@ def test_asynchronous_calls_succeed_or_are_refused(target: str) -> None:
 
 ENTERED = (
     *(memstream.sync.ObserveStream, memstream.sync.RecallStream, memstream.sync.StandingQuery),
-    *(memstream.sync.Watch, memstream.sync.ConversationWatch),
+    *(memstream.sync.Watch, memstream.sync.ConversationWatch, memstream.sync.BlockWatch),
 )
 
 
@@ -193,7 +193,8 @@ def test_blocking_calls_succeed_or_are_refused(target: str) -> None:
         talk = client.conversation(name)
         # A call may delete the memory, and then the end of its streams raises.
         with only_memstream_errors(), memory.observe("blocking") as observing, memory.recall() as recalling:
-            owners = (client, memory, talk, observing, recalling, memstream.sync.agent.AgentMemory(memory, talk))
+            agent = memstream.sync.agent.AgentMemory(memory, talk)
+            owners = (client, memory, memory.blocks, talk, observing, recalling, agent)
             arguments = [each for owner in owners for each in arguments_of(owner)]
 
             @WIDELY

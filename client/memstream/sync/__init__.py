@@ -32,12 +32,15 @@ from memstream.channel import CLIENT_NAME, Tls, Token, Tracing
 from memstream.kinds import kind_of
 from memstream.local_client import client_of, local_server
 from memstream.sync.bases import Sent
+from memstream.sync.blocks import Blocks, BlockWatch
 from memstream.sync.client import Client
 from memstream.sync.conversations import Conversation, ConversationWatch
 from memstream.sync.memory import FragmentListing, Memory
 from memstream.sync.streams import ObserveStream, RecallStream, StandingQuery, Watch
 
 __all__ = [
+    "BlockWatch",
+    "Blocks",
     "Client",
     "Conversation",
     "ConversationWatch",

@@ -21,6 +21,7 @@ from memstream.policy import PolicyLike
 from memstream.receipt_values import RecallReceipt, Replay
 from memstream.resources import Cursor, Event, FragmentHistory, MemoryInfo, MemoryStats, Operation, Put
 from memstream.sync.bases import Handle, Listed
+from memstream.sync.blocks import Blocks
 from memstream.sync.loop import LOOP
 from memstream.sync.streams import ObserveStream, RecallStream, Watch
 from memstream.values import (
@@ -62,6 +63,11 @@ class Memory(Handle):
     def name(self) -> str:
         """Its name in the namespace."""
         return self._inner.name
+
+    @property
+    def blocks(self) -> Blocks:
+        """Its blocks: small named texts for an agent's context."""
+        return Blocks(self._inner.blocks)
 
     def observe(
         self,
