@@ -497,6 +497,29 @@ def test_create_rejects_existing_memory_of_other_kind(server: ServerProcess) -> 
     assert "kinds/joy exists and differs in kind (sensory, not hybrid)" in other.stderr
 
 
+def test_blocks_are_written_edited_and_deleted(server: ServerProcess) -> None:
+    def said(*arguments: str) -> str:
+        return call("blocks", *arguments, target=server.address).stdout
+
+    with memstream.sync.connect(server.address) as client:
+        client.create_memory("blocks/joy")
+    task = "blocks/joy#task"
+    assert said(task, "--put", "Tell a joke", "--max-tokens", "9") == f"{task} is version 1, 3 of 9 tokens\n"
+    said(task, "--append", "Be brief")
+    said(task, "--replace", "a joke", "jokes")
+    said(task, "--insert", "0", "# Task")
+    assert said(task) == "# Task\nTell jokes\nBe brief\n"
+    assert said(task, "--version", "1") == "Tell a joke\n"
+    assert [json.loads(line)["version"] for line in said(task, "--versions", "--json").splitlines()] == [4, 3, 2, 1]
+    assert said("blocks/joy").splitlines()[-1].split()[:4] == ["task", "4", "7", "9"]
+    stale = call("blocks", task, "--append", "x", "--etag", "1", target=server.address)
+    assert (stale.returncode, "was written since" in stale.stderr) == (1, True)
+    assert (said(task, "--delete"), said(task, "--delete")) == (f"deleted {task}\n", f"there is no {task}\n")
+    assert call("blocks", task, target=server.address).returncode == 4
+    for words in ((task, "--put", "x", "--delete"), ("blocks/joy", "--put", "x"), (task, "--max-tokens", "3")):
+        assert call("blocks", *words, target=server.address).returncode == 2, words
+
+
 def test_conversations_are_listed_shown_and_deleted(server: ServerProcess) -> None:
     def said(*arguments: str) -> str:
         return call("conversations", *arguments, target=server.address).stdout

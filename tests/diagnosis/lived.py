@@ -35,6 +35,10 @@ async def live(data_dir: Path, **settings: str | float) -> None:
             await doomed.observe_batch([about(number) for number in range(30)])
             await doomed.delete()
             await _talked(client)
+            await keyed.blocks.put("persona", "I am Joy", metadata={"n": 1})
+            await keyed.blocks.append("persona", "and I joke")
+            await keyed.blocks.put("task", "none")
+            await keyed.blocks.delete("task")
             await client.finished(await client.start_purge("lived", "keyed"))
             await until(lambda: indexed(client, keyed))
         assert await asyncio.to_thread(server.stop) == 0

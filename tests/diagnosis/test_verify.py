@@ -375,6 +375,9 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
         "messages has rows of conversation number",
         _sql(f"DELETE FROM conversations WHERE number = {TALK}"),
     ),
+    "a block of another name": ("blocks", "says that it is 1 of persona", _sql("UPDATE blocks SET name = 'x'")),
+    "a block above the last version": ("blocks", "above the last one", _sql("UPDATE memories SET block_version = 1")),
+    "a block that cannot be read": ("blocks", "cannot be read", _sql("UPDATE blocks SET payload = x'c1'")),
     "an operation in no state": (
         "operations",
         "its state 'lost' is unknown",

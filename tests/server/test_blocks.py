@@ -100,7 +100,7 @@ async def test_missing_block_or_memory_is_named(client: memstream.Client, joy: m
             await missing
         assert caught.value.details == {"block": "none"}
     await joy.blocks.put("task", "x")
-    with pytest.raises(BlockNotFound, match="version 77 .* is not kept"):
+    with pytest.raises(BlockNotFound, match=r"version 77 .* is not kept"):
         await joy.blocks.get("task", version=77)
     assert (await joy.blocks.delete("task"), await joy.blocks.delete("task")) == (True, False)
     other = client.memory(f"{joy.namespace}/none")

@@ -88,6 +88,10 @@ async def lived_in(client: memstream.Client, path: str) -> Memory:
     assert (bounded.valid_from, bounded.valid_until) == (NOW, later)
     await made.update_fragment(listed[2].id, valid_until="unbounded")
     await made.forget_fragments([listed[3].id, listed[-5].id, listed[-2].id])
+    await made.blocks.put("persona", "I am Joy", max_tokens=50, metadata={"by": "Bob", "ok": True})
+    await made.blocks.append("persona", "and I joke")
+    await made.blocks.put("task", "1")
+    await made.blocks.delete("task")
     talk = client.conversation(path)
     for number in range(5):
         await talk.append("Ann", f"hello {number}", receiver="Bob")

@@ -71,6 +71,11 @@ def message(number: int, **said: Any) -> dict[str, Any]:
     return {"type": "message", "number": number, "sender": "Ann", "content": "hello"} | times | said
 
 
+def block(version: int, name: str = "persona", **said: Any) -> dict[str, Any]:
+    times = {"create_time_us": TIME_US, "update_time_us": TIME_US}
+    return {"type": "block", "version": version, "name": name, "text": "I am Joy"} | times | said
+
+
 def plan(number: int, **said: Any) -> dict[str, Any]:
     return {"type": "plan", "number": number, "create_time_us": TIME_US, "update_time_us": TIME_US} | said
 
@@ -100,7 +105,7 @@ def ended(said: Sequence[dict[str, Any] | bytes], **other: Any) -> list[bytes]:
     """Returns the lines with a matching last line."""
     packed = raw_lines(said)
     types = [line["type"] for line in said if isinstance(line, dict)]
-    names = ("memory", "fragment", "conversation", "message", "plan")
+    names = ("memory", "fragment", "block", "conversation", "message", "plan")
     plural = {"memory": "memories"}
     counts: dict[str, Any] = {plural.get(name, f"{name}s"): types.count(name) for name in names}
     end = {"type": "end", **counts, "sha256": sha256(b"".join(packed)).hexdigest()} | other

@@ -22,6 +22,7 @@ from memstream_server.engine.operations.transfer.check_lines import Checker, Mal
 from memstream_server.ports.conversations import Message, Plan
 from tests.transfer.exports import (
     HEADER,
+    block,
     changed,
     conversation,
     ended,
@@ -63,6 +64,13 @@ def with_line(place: int, line: dict[str, Any] | bytes) -> Callable[[], list[byt
     made: list[Any] = whole()
     made.insert(place, line)
     return lambda: ended(made)
+
+
+def with_blocks(*blocks: dict[str, Any]) -> list[Any]:
+    """An export whose first memory announces two blocks, and has these."""
+    made: list[Any] = whole()
+    made[1] |= {"blocks": 2, "block_version": 99}
+    return [*made[:5], *blocks, *made[5:]]
 
 
 def policy_with(**said: Any) -> dict[str, Any]:
@@ -141,6 +149,12 @@ REFUSED: dict[str, tuple[Callable[[], list[bytes]], int, str]] = {
     "a policy without a profile": (changed(1, policy={"language": "english"}), 2, "policy"),
     "fewer fragments than announced": (changed(1, fragments=4), 6, "announces"),
     "a fragment without a memory": (with_line(8, fragment(1)), 9, "fragment"),
+    "a block without a memory": (with_line(8, block(1)), 9, "block"),
+    "a block above the last version": (with_line(5, block(1)), 6, "version"),
+    "a block in the wrong order": (lambda: ended(with_blocks(block(2), block(1))), 7, "version"),
+    "fewer blocks than announced": (lambda: ended(with_blocks(block(2))), 7, "announces 2 blocks, but 1 follow"),
+    "a fragment after the blocks": (lambda: ended(with_blocks(block(1), fragment(6))), 7, "fragment"),
+    "too many blocks": (lambda: ended(with_blocks(*(block(n, f"b{n}") for n in range(1, 66)))), 70, "one block more"),
     "a message without a conversation": (with_line(2, message(1)), 3, "message"),
     "a message after the plans": (with_line(11, message(3)), 12, "message"),
     "a repeated message": (changed(9, number=1), 10, "number"),

@@ -26,6 +26,7 @@ recall: answers a query.
 receipts: lists receipts of recalls, and ranks one again.
 serve: runs a server.
 showing: show, stats and info.
+blocks: lists, shows, writes, edits and deletes blocks
 conversations: lists, shows, searches and deletes conversations
 conflicts: lists statements that may not be true together, and decides one
 supersede: marks fragments as corrected by a newer one, or undoes it.

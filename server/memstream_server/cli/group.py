@@ -23,6 +23,7 @@ COMMANDS = {
     "show": ("showing", "Show a memory and its policy, or one of its fragments."),
     "sessions": ("listed", "List a memory's sessions."),
     "conversations": ("conversations", "List a namespace's conversations, show, search or delete one."),
+    "blocks": ("blocks", "List a memory's blocks, show, write, edit or delete one."),
     "queries": ("listed", "List the standing queries that are open on a memory."),
     "history": ("history", "Show what a fragment said before it was changed."),
     "receipts": ("receipts", "List the receipts of a memory's recalls."),

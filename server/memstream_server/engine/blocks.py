@@ -224,7 +224,7 @@ async def _map_errors(work: Awaitable[T], blocks_max: int = 0) -> T:
         raise EtagMismatch(f"{error}: read again, then decide", etag=error.version) from error
     except EditRefused as error:
         violation = FieldViolation(error.field, error.description)
-        raise InvalidField(str(error), violations=(violation,)) from error
+        raise InvalidField("the block stays as it was", violations=(violation,)) from error
     except BlocksFull as error:
         raise QuotaExceeded(
             f"{error}: delete one", retry_after_s=QUOTA_RETRY_S, quota="memory_blocks_max", limit=blocks_max

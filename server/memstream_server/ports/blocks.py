@@ -140,6 +140,12 @@ class BlockStore(Protocol):
         """The present version afterwards. Raises BlocksFull, and what `decide` raises."""
         ...
 
+    async def add_versions(self, uid: str, versions: Sequence[Block], versions_max: int, last: int = 0) -> None:
+        """Add versions in ascending order to a memory that is being imported, without those up to its last version,
+        which an earlier run has written. `last`: no later write gets a version up to this. Raises Conflict if the
+        memory is gone."""
+        ...
+
     async def delete_block(self, name: BlockName, version: int | None, answer: AnswerOf[bool] = None) -> bool:
         """Delete all versions; whether there was one. `version`: what the present one must be. Raises BlockDiffers."""
         ...

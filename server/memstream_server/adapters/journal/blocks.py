@@ -27,6 +27,7 @@ from memstream_server.ports.blocks import (
     Writing,
 )
 from memstream_server.ports.conversations import AnswerOf
+from memstream_server.ports.journal.errors import Conflict
 
 _number: BindParameter[int] = bindparam("m")
 _name: BindParameter[str] = bindparam("b")
@@ -35,6 +36,12 @@ _high: BindParameter[int] = bindparam("high")
 _MEMORY = select(memories.c.number, memories.c.uid, memories.c.block_version).where(
     memories.c.namespace == bindparam("ns"), memories.c.name == bindparam("n")
 )
+_BY_UID = (
+    select(memories.c.number, memories.c.block_version)
+    .where(memories.c.uid == bindparam("u"))
+    .with_for_update(key_share=True)
+)
+_OF_MEMORY = select(blocks).where(blocks.c.key.between(_low, _high)).order_by(blocks.c.key)
 _LOCKED = _MEMORY.with_for_update(key_share=True)
 _RAISE = update(memories).where(memories.c.number == _number).values(block_version=bindparam("v"))
 _NAMED = (blocks.c.memory == _number) & (blocks.c.name == _name)
@@ -88,6 +95,9 @@ class SqlBlocks:
             return block
 
         return await self._write(work, 4, True)
+
+    async def add_versions(self, uid: str, versions: Sequence[Block], versions_max: int, last: int = 0) -> None:
+        await self._write(lambda c: _add_versions(c, uid, versions, versions_max, last), 2 + len(versions), True)
 
     async def delete_block(self, name: BlockName, version: int | None, answer: AnswerOf[bool] = None) -> bool:
         def work(connection: Connection) -> bool:
@@ -180,13 +190,30 @@ def _write_block(connection: Connection, name: BlockName, decide: Decide, writin
     created = writing.now_us if old is None else old.create_time_us
     block = Block(name.name, version, content, created, max(writing.now_us, created), writing.principal)
     connection.execute(_RAISE, {"m": memory.number, "v": version})
-    put_rows(connection, memory.number, [block])
+    _put_rows(connection, memory.number, [block])
     _prune_versions(connection, memory.number, name.name, writing.versions_max)
     return block
 
 
-def put_rows(connection: Connection, number: int, made: Sequence[Block]) -> None:
-    """Add versions to a memory by its number."""
+def _add_versions(connection: Connection, uid: str, versions: Sequence[Block], versions_max: int, last: int) -> None:
+    memory = connection.execute(_BY_UID, {"u": uid}).one_or_none()
+    if memory is None:
+        raise Conflict(f"memory {uid} is gone")
+    new = [one for one in versions if one.version > memory.block_version]
+    latest = max(memory.block_version, last, *(one.version for one in new))
+    connection.execute(_RAISE, {"m": memory.number, "v": latest})
+    _put_rows(connection, memory.number, new)
+    for name in sorted({one.name for one in new}):
+        _prune_versions(connection, memory.number, name, versions_max)
+
+
+def read_all(connection: Connection, number: int) -> tuple[Block, ...]:
+    """All kept versions of a memory's blocks, in ascending order."""
+    low, high = key_range(number)
+    return tuple(map(_decode_row, connection.execute(_OF_MEMORY, {"low": low, "high": high})))
+
+
+def _put_rows(connection: Connection, number: int, made: Sequence[Block]) -> None:
     rows = [
         {
             "key": row_key(number, one.version),

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from memstream_server.core.suspicions import ConflictDecision, Suspicion
 from memstream_server.core.values import Fragment, Held, Tier
+from memstream_server.ports.blocks import Block as MemoryBlock
 from memstream_server.ports.journal.records import MemoryRecord, Producer, Recorded
 from memstream_server.ports.journal.rows import Anchor, Block, Row
 from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
@@ -143,5 +144,9 @@ class MemoryScan:
     anchors: Mapping[str, Anchor]
     conflicts: Mapping[str, tuple[StoredConflict, ...]]
     """Open and decided suspicions by the id of the newer fragment."""
+    blocks: tuple[MemoryBlock, ...]
+    """All kept versions of its blocks, in ascending order,"""
+    block_version: int
+    """and the last version that was given to one."""
     pages: Callable[[], Iterator[list[tuple[Fragment, bytes | None]]]]
     """Fragments by position, each with its vector if requested."""

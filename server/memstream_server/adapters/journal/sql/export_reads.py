@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import BigInteger, BindParameter, Connection, bindparam, case, cast, func, select
 
+from memstream_server.adapters.journal.blocks import read_all as read_blocks
 from memstream_server.adapters.journal.sql import codec, conversation_records
 from memstream_server.adapters.journal.sql.bulk import fetch_pages, fetch_rows
 from memstream_server.adapters.journal.sql.conflicts import read_by_newer
@@ -84,6 +85,8 @@ def scan_memory(
         first_pending=None if pending is None else key_position(pending),
         anchors=_read_anchors(connection, computing, record, row.number, model),
         conflicts=read_by_newer(connection, row.number),
+        blocks=read_blocks(connection, row.number),
+        block_version=row.block_version,
         pages=lambda: _read_pages(connection, computing, record, (low, high), model, all_vectors),
     )
     return visit(scan)

@@ -16,6 +16,7 @@ CHECKS = {
     "lineage": "sources that exist or that an event removed",
     "chains": "supersessions: both ends name each other, and no chain closes",
     "conflicts": "suspicions between fragments of the memory, decided or not",
+    "blocks": "versions of blocks, up to the memory's last one",
     "producers": "producers, stored no further than received",
     "receipts": "receipts of known producers, without a gap",
     "pending": "receipts waiting to be stored, of known producers",

@@ -17,9 +17,12 @@ from memstream_server.adapters.journal.sql.schema import (
     KEYED_TABLES,
     NUMBERED_TABLES,
     POSITION_BITS,
+    blocks,
     conversation_labels,
     conversations,
     deletions,
+    key_position,
+    key_range,
     memories,
     memory_labels,
     message_bodies,
@@ -97,10 +100,29 @@ def _check_memory(
             check_conflicts(connection, row, name, report)
             check_versions(connection, row, name, report, computed)
             check_recall_receipts(connection, row, name, report)
+            _check_blocks(connection, row, name, report)
     except DBAPIError as error:
         report.add_violation("memories", f"cannot be read: {opened.translate_error(error)}", name)
     except (JournalError, ValueError) as error:
         report.add_violation("memories", f"cannot be read: {error}", name)
+
+
+def _check_blocks(connection: Connection, memory: Any, name: str, report: Report) -> None:
+    """Each version can be read, says what its columns say, and is not above the memory's last one."""
+    low, high = key_range(memory.number)
+    for row in connection.execute(select(blocks).where(blocks.c.key.between(low, high))):
+        report.count_checked("blocks")
+        version = key_position(row.key)
+        try:
+            block = codec.decode_block(row.payload)
+        except (JournalError, ValueError) as error:
+            report.add_violation("blocks", f"version {version} of the block {row.name} cannot be read: {error}", name)
+            continue
+        if (block.version, block.name, memory.number) != (version, row.name, row.memory):
+            text = f"version {version} of the block {row.name} says that it is {block.version} of {block.name}"
+            report.add_violation("blocks", text, name)
+        if version > memory.block_version:
+            report.add_violation("blocks", f"version {version} is above the last one, {memory.block_version}", name)
 
 
 def _check_labels(connection: Connection, row: Any, record: MemoryRecord, name: str, report: Report) -> None:

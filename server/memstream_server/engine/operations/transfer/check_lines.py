@@ -19,6 +19,7 @@ from memstream_server.core.values import METADATA_DEPTH_MAX, MetadataValue, Stru
 from memstream_server.engine.operations.transfer.lines import (
     FORMAT,
     VERSION,
+    BlockLine,
     ConversationLine,
     End,
     FragmentLine,
@@ -62,6 +63,8 @@ class Terms:
     """Whether there is a stemmer for that language."""
     rename: str = ""
     """The new name of the only memory in the export; empty keeps it."""
+    blocks_max: int = 64
+    """Blocks of a memory."""
 
 
 @dataclass(slots=True)
@@ -73,6 +76,7 @@ class Summary:
     conversations: list[str] = field(default_factory=list)
     states: set[tuple[str, str]] = field(default_factory=set)
     fragments: int = 0
+    blocks: int = 0
     messages: int = 0
     plans: int = 0
     sha256: str = ""
@@ -90,6 +94,10 @@ class _Memory:
     held: dict[Tier, int] = field(default_factory=lambda: {Tier.SENSORY: 0, Tier.SHORT_TERM: 0})
     newer: dict[str, str] = field(default_factory=dict)
     """By id of a superseded fragment: the one that supersedes it."""
+    blocks: int = 0
+    block: int = 0
+    """The last version of a block."""
+    block_names: set[str] = field(default_factory=set)
     named: dict[str, str] = field(default_factory=dict)
     """By id: the fragment, not a forgotten one, that names it in `supersedes`."""
 
@@ -165,6 +173,8 @@ class Checker:
     def _take_line(self, line: Line) -> None:
         if isinstance(line, FragmentLine):
             self._check_fragment(line)
+        elif isinstance(line, BlockLine):
+            self._check_block(line)
         elif isinstance(line, MessageLine):
             self._check_message(line)
         elif isinstance(line, PlanLine):
@@ -202,8 +212,8 @@ class Checker:
 
     def _check_fragment(self, line: FragmentLine) -> None:
         memory = self._section
-        if not isinstance(memory, _Memory):
-            raise self._error_at("type", "is fragment, but no memory precedes it")
+        if not isinstance(memory, _Memory) or memory.blocks:
+            raise self._error_at("type", "is fragment, but no memory (without blocks) precedes it")
         if line.position <= memory.position:
             raise self._error_at("position", f"is {line.position}, must be above {memory.position}")
         memory.position = line.position
@@ -220,6 +230,25 @@ class Checker:
         for name in ("vector", "content_vector"):
             self._check_vector(line, name, getattr(line, name))
         self._found.fragments += 1
+
+    def _check_block(self, line: BlockLine) -> None:
+        memory = self._section
+        if not isinstance(memory, _Memory):
+            raise self._error_at("type", "is block, but no memory precedes it")
+        self._check_name("name", line.name)
+        if not memory.block < line.version <= memory.line.block_version:
+            last = memory.line.block_version
+            raise self._error_at("version", f"is {line.version}, must be above {memory.block} and up to {last}")
+        if line.update_time_us < line.create_time_us:
+            raise self._error_at("update_time_us", "is before create_time_us")
+        memory.block = line.version
+        memory.blocks += 1
+        memory.block_names.add(line.name)
+        if len(memory.block_names) > self._terms.blocks_max:
+            raise self._error_at("name", f"is that of one block more than the {self._terms.blocks_max} of a memory")
+        for key, value in line.metadata.items():
+            self._check_metadata(f"metadata.{key}", value, 1)
+        self._found.blocks += 1
 
     def _check_place(self, memory: _Memory, line: FragmentLine) -> None:
         if line.tier not in TIERS[memory.line.kind]:
@@ -350,6 +379,10 @@ class Checker:
                 raise self._error_at(
                     "", f"the memory line announces {section.line.fragments} fragments, but {section.count} follow"
                 )
+            if section.blocks != section.line.blocks:
+                raise self._error_at(
+                    "", f"the memory line announces {section.line.blocks} blocks, but {section.blocks} follow"
+                )
             self._check_unique(section.ids, ID_CHARS, "id", lambda index: section.number + 1 + index)
             self._check_chains(section)
             self._check_unique(section.keys, DIGEST_BYTES, "external_id", section.key_lines.__getitem__)
@@ -398,6 +431,7 @@ class Checker:
             "messages": found.messages,
             "plans": found.plans,
             "states": len(found.states),
+            "blocks": found.blocks,
             "sha256": self._hash.hexdigest(),
         }
         for name, count in counted.items():

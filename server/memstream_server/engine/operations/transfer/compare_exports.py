@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -10,9 +11,9 @@ import msgspec
 from memstream_server.core.policy import RetentionPolicy
 from memstream_server.core.retention import is_expired
 from memstream_server.engine.operations.transfer.export_memory import fragment_line
-from memstream_server.engine.operations.transfer.lines import FragmentLine, MessageLine, PlanLine
+from memstream_server.engine.operations.transfer.lines import BlockLine, FragmentLine, MessageLine, PlanLine
 from memstream_server.engine.operations.transfer.place_fragments import fragment_of
-from memstream_server.engine.operations.transfer.read_lines import lines_from, message_of
+from memstream_server.engine.operations.transfer.read_lines import block_of, lines_from, message_of
 from memstream_server.ports.conversations import ConversationScan, Message
 from memstream_server.ports.journal.reading import MemoryScan
 
@@ -34,7 +35,18 @@ def same_memory(scan: MemoryScan, path: Path, offset: int, now_us: int) -> str:
             if _strip_volatile(line) != _strip_volatile(here):
                 return f"its fragment {fragment.id} has other values"
     line = next(lines, None)
-    return "" if line is None else f"it lacks the fragment {line.id}"
+    return _compare_blocks(scan, path, offset) if line is None else f"it lacks the fragment {line.id}"
+
+
+def _compare_blocks(scan: MemoryScan, path: Path, offset: int) -> str:
+    """How the blocks differ; empty also if they were written since."""
+    lines = [line for line in lines_from(path, offset) if isinstance(line, BlockLine)]
+    here = {block.version: replace(block, principal="") for block in scan.blocks}
+    if lines and scan.block_version <= lines[-1].version:
+        for line in lines:
+            if here.get(line.version) != block_of(line):
+                return f"it lacks version {line.version} of the block {line.name}, or that version differs"
+    return ""
 
 
 def _unexpired_lines(path: Path, offset: int, now_us: int, retention: RetentionPolicy) -> Iterator[FragmentLine]:

@@ -22,6 +22,7 @@ from memstream_server.core.values import Fragment, Structured, Tier
 from memstream_server.engine.errors import NOT_READ, JournalUnavailable, MemoryDeleted, MemoryNotFound, StorageIsFull
 from memstream_server.engine.operations.transfer import lines
 from memstream_server.engine.operations.transfer.disk_space import Disk
+from memstream_server.ports.blocks import Block
 from memstream_server.ports.conversation_records import SessionStore, State, StateName, StateScope
 from memstream_server.ports.conversations import (
     ConversationName,
@@ -146,13 +147,17 @@ class Exporter:
         return await self._journal.fragment_total(wanted.namespace, wanted.memory)
 
     @contextlib.asynccontextmanager
-    async def memory_spool(self, record: MemoryRecord, wanted: Wanted) -> AsyncGenerator[tuple[bytes, IO[bytes]], None]:
-        """(the memory's line, a file with its fragments' lines). Raises Conflict if the memory was deleted.
+    async def memory_spool(
+        self, record: MemoryRecord, wanted: Wanted
+    ) -> AsyncGenerator[tuple[bytes, int, IO[bytes]], None]:
+        """(the memory's line, number of its blocks' versions, a file with the lines of its fragments, then of its
+        blocks). Raises Conflict if the memory was deleted.
 
         Waits until everything that was received at the beginning is stored.
         """
         goal: list[int] = []
         head: list[bytes] = []
+        blocks: list[int] = []
         async with self._open_spool() as (file, given):
 
             def read(scan: MemoryScan) -> bool:
@@ -160,7 +165,8 @@ class Exporter:
                 if scan.first_pending is not None and scan.first_pending < goal[0]:
                     return False
                 count = _write_fragments(scan, wanted, self._now_us(), file, given, self._disk)
-                head[:] = [lines.encode_line(_memory_line(scan, count))]
+                blocks[:] = [len(_list_blocks(scan, wanted))]
+                head[:] = [lines.encode_line(_memory_line(scan, count, blocks[0]))]
                 return True
 
             while True:
@@ -168,7 +174,7 @@ class Exporter:
                     if await self._journal.scan_memory(record.uid, wanted.vectors, read):
                         break
                 await asyncio.sleep(PENDING_POLL_INTERVAL_S)
-            yield head[0], file
+            yield head[0], blocks[0], file
 
     @contextlib.asynccontextmanager
     async def conversation_spool(
@@ -200,7 +206,9 @@ class _Export:
         self._exporter = exporter
         self._wanted = wanted
         self._hash = sha256()
-        self._counts = dict.fromkeys(("memories", "fragments", "conversations", "messages", "plans", "states"), 0)
+        self._counts = dict.fromkeys(
+            ("memories", "fragments", "blocks", "conversations", "messages", "plans", "states"), 0
+        )
         self._total = 0
 
     async def stream_parts(self) -> AsyncGenerator[Part, None]:
@@ -224,12 +232,14 @@ class _Export:
 
     async def _stream_memory(self, record: MemoryRecord) -> AsyncGenerator[Part, None]:
         try:
-            async with self._exporter.memory_spool(record, self._wanted) as (head, file):
+            async with self._exporter.memory_spool(record, self._wanted) as (head, blocks, file):
                 self._counts["memories"] += 1
                 yield self._make_part(head)
                 while part := await _read_part(file):
                     self._counts["fragments"] += part.count(b"\n")
                     yield self._make_part(part)
+                self._counts["fragments"] -= blocks
+                self._counts["blocks"] += blocks
         except Conflict as error:
             if self._wanted.memory:
                 raise MemoryDeleted("the memory was deleted during the export") from error
@@ -300,7 +310,9 @@ class _Writer:
 def _write_fragments(
     scan: MemoryScan, wanted: Wanted, now_us: int, file: IO[bytes], given: threading.Event, disk: Disk
 ) -> int:
-    """Write a line for each chosen fragment that has not expired; returns their number."""
+    """Write a line for each chosen fragment that has not expired, and for each block; returns the number of
+    fragments.
+    """
     writer, count = _Writer(file, given, disk), 0
     retention, chosen = scan.record.policy.retention, wanted.chosen
     kept = None if chosen == EVERYTHING else {one.id for page in scan.pages() for one, _ in page if passes(one, chosen)}
@@ -312,6 +324,8 @@ def _write_fragments(
             line.conflicts = [_conflict_line(one) for one in scan.conflicts.get(fragment.id, ())]
             writer.write_line(line if kept is None else _without_others(line, kept))
             count += 1
+    for block in _list_blocks(scan, wanted):
+        writer.write_line(_block_line(block))
     writer.finish_file()
     return count
 
@@ -329,7 +343,12 @@ def _without_others(line: lines.FragmentLine, kept: Collection[str]) -> lines.Fr
     return line
 
 
-def _memory_line(scan: MemoryScan, fragments: int) -> lines.MemoryLine:
+def _list_blocks(scan: MemoryScan, wanted: Wanted) -> tuple[Block, ...]:
+    """The blocks to export: all, or none with a filter, which chooses fragments."""
+    return scan.blocks if wanted.chosen == EVERYTHING else ()
+
+
+def _memory_line(scan: MemoryScan, fragments: int, blocks: int) -> lines.MemoryLine:
     record = scan.record
     return lines.MemoryLine(
         namespace=record.namespace,
@@ -344,6 +363,20 @@ def _memory_line(scan: MemoryScan, fragments: int) -> lines.MemoryLine:
         update_time_us=record.update_time_us,
         reflection_aggregate=record.reflection_aggregate,
         fragments=fragments,
+        blocks=blocks,
+        block_version=scan.block_version,
+    )
+
+
+def _block_line(block: Block) -> lines.BlockLine:
+    return lines.BlockLine(
+        version=block.version,
+        name=block.name,
+        text=block.content.text,
+        max_tokens=block.content.max_tokens,
+        metadata=dict(block.content.metadata),
+        create_time_us=block.create_time_us,
+        update_time_us=block.update_time_us,
     )
 
 

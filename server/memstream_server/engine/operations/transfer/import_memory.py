@@ -39,6 +39,7 @@ from memstream_server.engine.operations.transfer.compare_exports import same_con
 from memstream_server.engine.operations.transfer.disk_space import Disk
 from memstream_server.engine.operations.transfer.import_cleanup import ImportCleanup
 from memstream_server.engine.operations.transfer.lines import (
+    BlockLine,
     ConflictLine,
     ConversationLine,
     FragmentLine,
@@ -47,9 +48,9 @@ from memstream_server.engine.operations.transfer.lines import (
     policy_of,
 )
 from memstream_server.engine.operations.transfer.place_fragments import enrich_lines, transition_of
-from memstream_server.engine.operations.transfer.read_lines import Reader, message_of, plan_of
+from memstream_server.engine.operations.transfer.read_lines import Reader, block_of, message_of, plan_of
 from memstream_server.engine.operations.transfer.upload import Upload, invalid_field
-from memstream_server.engine.runtime.call_context import complete
+from memstream_server.engine.runtime.call_context import PRINCIPAL, complete
 from memstream_server.engine.runtime.clock import encode_ulid
 from memstream_server.ports.conversation_records import SessionStore, StateName, StateScope
 from memstream_server.ports.conversations import ConversationName, Details, NotThere, Status
@@ -130,7 +131,8 @@ class Importer:
     def open_upload(self, rename: str) -> Upload:
         """Receives the lines of an import. Blocking. Raises StorageIsFull."""
         embedding = self._models.embedding_model
-        terms = Terms(embedding.dimension, embedding.name, self._name_bytes_max, self._has_stemmer, rename)
+        most = self._runtime.limits.memory_blocks_max
+        terms = Terms(embedding.dimension, embedding.name, self._name_bytes_max, self._has_stemmer, rename, most)
         return Upload(self._disk, terms, self._bytes_max)
 
     def _has_stemmer(self, language: str) -> bool:
@@ -297,6 +299,13 @@ class Importer:
                 await self._import_fragments(actor, batch, progress, done, job.total)
                 done += len(batch)
                 await _report_done(progress, done, job.total)
+            kept = self._runtime.limits.block_versions_max
+            while blocks := await reader.read_body(BlockLine, BATCH):
+                await self._check_bytes(job, staged.name)
+                made = [block_of(one, PRINCIPAL.get()) for one in blocks]
+                await self._storage.blocks.add_versions(staged.uid, made, kept)
+            if line.block_version:
+                await self._storage.blocks.add_versions(staged.uid, (), kept, line.block_version)
             await self._check_bytes(job, staged.name)
             target = job.target.namespace, job.target.name_of(line, job.renamed)
             renamed, most = Event(EventType.MEMORY_UPDATED, ""), self._runtime.limits.namespace_memories_max

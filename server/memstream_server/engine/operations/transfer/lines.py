@@ -102,6 +102,10 @@ class MemoryLine(_Line, tag="memory", kw_only=True):
     reflection_aggregate: Annotated[float, Meta(ge=0, le=1e12)]
     fragments: Count
     """How many fragment lines follow."""
+    blocks: Count = 0
+    """How many block lines follow them."""
+    block_version: Position = 0
+    """The last version that was given to one of its blocks."""
 
 
 class StructuredLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -196,6 +200,20 @@ class FragmentLine(_Line, tag="fragment", kw_only=True):
     """Suspicions of which it is the newer fragment. An import leaves out those whose older one is not in the memory."""
 
 
+class BlockLine(_Line, tag="block", kw_only=True):
+    """A version of a block of the memory above it, in order of version. Its writer is whoever imports it."""
+
+    version: Annotated[int, Meta(ge=1, le=2**32 - 2)]
+    name: Name
+    text: str = ""
+    max_tokens: Small = 0
+    metadata: dict[Annotated[str, Meta(min_length=1, max_length=128)], MetadataValue] = {}
+    create_time_us: Time
+    """Of the block."""
+    update_time_us: Time
+    """Of this version."""
+
+
 class ConversationLine(_Line, tag="conversation", kw_only=True):
     """A conversation; its messages and plans follow."""
 
@@ -283,11 +301,15 @@ class End(_Line, tag="end", kw_only=True):
     messages: Count
     plans: Count
     states: Count = 0
+    blocks: Count = 0
+    """Versions of blocks."""
     sha256: Annotated[str, Meta(pattern=rf"^[0-9a-f]{{64}}{_END}")]
     """Of all bytes before this line, in hexadecimal."""
 
 
-Line: TypeAlias = Header | MemoryLine | FragmentLine | ConversationLine | MessageLine | PlanLine | StateLine | End
+Line: TypeAlias = (
+    Header | MemoryLine | FragmentLine | BlockLine | ConversationLine | MessageLine | PlanLine | StateLine | End
+)
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
@@ -350,6 +372,7 @@ def _overlay_policy(defaults: Any, line: Any) -> Any:
 __all__ = [
     "FORMAT",
     "VERSION",
+    "BlockLine",
     "ConflictLine",
     "ConversationLine",
     "End",

@@ -12,6 +12,7 @@ from typing import IO, TypeVar
 import msgspec
 
 from memstream_server.engine.operations.transfer.lines import (
+    BlockLine,
     ConversationLine,
     End,
     FragmentLine,
@@ -23,11 +24,12 @@ from memstream_server.engine.operations.transfer.lines import (
     decode_line,
 )
 from memstream_server.engine.operations.transfer.upload import open_in_thread
+from memstream_server.ports.blocks import Block, BlockContent
 from memstream_server.ports.conversations import Message, Plan
 
 AHEAD, AHEAD_BYTES = 256, 4 << 20
 """Lines, or about as many bytes, that are read at once."""
-L = TypeVar("L", FragmentLine, MessageLine, PlanLine)
+L = TypeVar("L", FragmentLine, BlockLine, MessageLine, PlanLine)
 
 
 class Reader:
@@ -67,7 +69,7 @@ class Reader:
     async def skip_section(self) -> None:
         """Skip the next line and all lines that belong to it."""
         await self.skip_line()
-        while isinstance(await self.peek(), FragmentLine | MessageLine | PlanLine):
+        while isinstance(await self.peek(), FragmentLine | BlockLine | MessageLine | PlanLine):
             self._ahead.popleft()
 
     async def read_body(self, kind: type[L], limit: int) -> list[L]:
@@ -108,6 +110,12 @@ def lines_from(path: Path, offset: int) -> Iterator[Line]:
             if isinstance(line, MemoryLine | ConversationLine | StateLine | End):
                 return
             yield line
+
+
+def block_of(line: BlockLine, principal: str = "") -> Block:
+    """The block of a line, written by `principal`."""
+    content = BlockContent(line.text, line.max_tokens, tuple(sorted(line.metadata.items())))
+    return Block(line.name, line.version, content, line.create_time_us, line.update_time_us, principal)
 
 
 def message_of(line: MessageLine) -> Message:

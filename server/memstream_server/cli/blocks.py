@@ -1,0 +1,157 @@
+"""`memstream blocks`: list a memory's blocks, show, write, edit or delete one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import click
+
+from memstream.blocks import Block, BlockInfo, Blocks
+from memstream.client import Client
+from memstream_server.cli.failures import Misuse
+from memstream_server.cli.listing import emit_items, print_table
+from memstream_server.cli.options import json_option
+from memstream_server.cli.output import create_table, escape_line, format_time, print_json, print_line
+from memstream_server.cli.server import Server, server_options
+
+_SHOWN = 100
+
+
+@click.command("blocks", short_help="List a memory's blocks, show, write, edit or delete one.")
+@click.argument("where", metavar="NAMESPACE/MEMORY[#BLOCK]")
+@click.option("--put", "text", metavar="TEXT", help="Write this text; - reads standard input.")
+@click.option("--append", "lines", metavar="TEXT", help="Add lines at the end.")
+@click.option("--replace", "parts", nargs=2, metavar="OLD NEW", help="Replace the only occurrence of OLD.")
+@click.option(
+    "--insert",
+    "insertion",
+    nargs=2,
+    type=(click.IntRange(min=0), str),
+    metavar="LINE TEXT",
+    help="Add lines after LINE; 0: before the first.",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(min=0), help="With --put: tokens that the text may have; 0: no bound."
+)
+@click.option("--etag", default="", help="Write only if the block has this etag.")
+@click.option("--versions", "shows_versions", is_flag=True, help="Show the versions that are kept, the latest first.")
+@click.option("--version", type=click.IntRange(min=1), help="Show this version.")
+@click.option("--delete", "deletes", is_flag=True, help="Delete the block with all versions.")
+@server_options
+@json_option
+def blocks_command(
+    where: str,
+    text: str | None,
+    lines: str | None,
+    parts: tuple[str, str] | None,
+    insertion: tuple[int, str] | None,
+    max_tokens: int | None,
+    etag: str,
+    shows_versions: bool,
+    version: int | None,
+    deletes: bool,
+    server: Server,
+    as_json: bool,
+) -> None:
+    """List the blocks of NAMESPACE/MEMORY, or show, write, edit or delete one of them.
+
+    \b
+      memstream blocks agents/joy
+      memstream blocks agents/joy#persona --put "I am Joy."
+      memstream blocks agents/joy#persona --replace Joy Jo
+      memstream blocks agents/joy#persona --versions
+    """
+    memory, _, name = where.partition("#")
+    chosen = [
+        text is not None,
+        lines is not None,
+        bool(parts),
+        bool(insertion),
+        shows_versions,
+        version is not None,
+        deletes,
+    ]
+    if sum(chosen) > 1:
+        raise Misuse("give one of --put, --append, --replace, --insert, --versions, --version and --delete")
+    if any(chosen) and not name:
+        raise Misuse("name a block: NAMESPACE/MEMORY#BLOCK")
+    if max_tokens is not None and text is None:
+        raise Misuse("--max-tokens goes with --put")
+    place = _Place(server, memory, name, as_json)
+    if text is not None:
+        whole = sys.stdin.read() if text == "-" else text
+        place.write(lambda blocks: blocks.put(name, whole, max_tokens=max_tokens, etag=etag))
+    elif lines is not None:
+        place.write(lambda blocks: blocks.append(name, lines, etag=etag))
+    elif parts:
+        place.write(lambda blocks: blocks.replace(name, *parts, etag=etag))
+    elif insertion:
+        place.write(lambda blocks: blocks.insert(name, *insertion, etag=etag))
+    elif deletes:
+        place.delete(etag)
+    elif name and not shows_versions:
+        place.show(version or 0)
+    else:
+        place.list_rows()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The blocks of a memory, or one of them."""
+
+    server: Server
+    memory: str
+    name: str
+    as_json: bool
+
+    def write(self, call: Callable[[Blocks], Awaitable[BlockInfo]]) -> None:
+        async def run(client: Client) -> BlockInfo:
+            return await call(client.memory(self.memory).blocks)
+
+        found = self.server.run_with_client(run)
+        if self.as_json:
+            print_json(found)
+        else:
+            bound = f" of {found.max_tokens:,}" if found.max_tokens else ""
+            print_line(f"{self.memory}#{found.name} is version {found.version}, {found.tokens:,}{bound} tokens")
+
+    def delete(self, etag: str) -> None:
+        async def run(client: Client) -> bool:
+            return await client.memory(self.memory).blocks.delete(self.name, etag=etag)
+
+        deleted = self.server.run_with_client(run)
+        if self.as_json:
+            print_json({"deleted": deleted})
+        else:
+            print_line(f"{'deleted' if deleted else 'there is no'} {self.memory}#{self.name}")
+
+    def show(self, version: int) -> None:
+        async def run(client: Client) -> Block:
+            return await client.memory(self.memory).blocks.get(self.name, version=version)
+
+        found = self.server.run_with_client(run)
+        if self.as_json:
+            print_json(found)
+        else:
+            print_line(found.text)
+
+    def list_rows(self) -> None:
+        grid = create_table(
+            "block", "version", "tokens", "bound", "changed", "text", numbers=["version", "tokens"], wide="text"
+        )
+
+        def add_row(found: Block) -> None:
+            bound = f"{found.max_tokens:,}" if found.max_tokens else ""
+            text = escape_line(found.text, _SHOWN)
+            grid.add_row(
+                found.name, str(found.version), f"{found.tokens:,}", bound, format_time(found.update_time), text
+            )
+
+        async def run(client: Client) -> bool:
+            blocks = client.memory(self.memory).blocks
+            found = blocks.versions(self.name) if self.name else blocks.list()
+            return await emit_items(found, 0, self.as_json, add_row)
+
+        print_table(grid, self.server.run_with_client(run), 0, self.as_json, "no block")
