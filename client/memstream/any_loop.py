@@ -22,6 +22,7 @@ HANDLES = (
     "blocks.BlockWatch",
     "blocks.Blocks",
     "client.Client",
+    "context.Context",
     "conversations.Conversation",
     "conversation_watch.ConversationWatch",
     "fragment_listing.FragmentListing",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import shlex
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -17,6 +19,7 @@ from memstream.local_files import Directory
 from tests.cli.commands import COMMAND, call, environment, run
 from tests.support.journals import only_sqlite
 from tests.support.processes import run_process
+from tests.support.waiting import until
 
 pytestmark: pytest.MarkDecorator = only_sqlite("`memstream dev` keeps its memory in a directory")
 
@@ -107,10 +110,21 @@ def test_dev_takes_another_port_for_a_taken_one(tmp_path: Path) -> None:
             assert process.wait(60) == 0
 
 
+@contextlib.contextmanager
+def hold_port(port: int) -> Iterator[None]:
+    """Listens there, as soon as any server of another test has left."""
+
+    async def listen() -> socket.socket | None:
+        with contextlib.suppress(OSError):
+            return socket.create_server(("127.0.0.1", port))
+        return None
+
+    with asyncio.run(until(listen)):
+        yield
+
+
 def test_serve_takes_another_http_port_than_a_taken_default(tmp_path: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # another server may have it already
-            stack.enter_context(socket.create_server(("127.0.0.1", 7701)))
+    with hold_port(7701):
         command = [*COMMAND, "serve", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data")]
         with run_process(command, env=environment()) as process:
             assert process.stdout is not None

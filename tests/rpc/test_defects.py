@@ -32,6 +32,7 @@ class BrokenEngine:
     """Every method raises, with the caller's text in the message and in a local variable."""
 
     dimension = 384
+    clock = None
 
     def __getattr__(self, name: str) -> Any:
         said = f"{CANARY} in {name}"

@@ -141,7 +141,8 @@ def test_any_loop_knows_every_class_with_coroutines() -> None:
     found = {
         f"{each.__module__}.{each.__qualname__}".removeprefix("memstream.")
         for each in kinds
-        if any(inspect.iscoroutinefunction(member) for member in vars(each).values()) or hasattr(each, "__await__")
+        if any(inspect.iscoroutinefunction(member) for _, member in inspect.getmembers_static(each))
+        or hasattr(each, "__await__")
     }
     assert found == {*any_loop.HANDLES, "local_client.Opening"}  # which gives the client of the running loop
 
