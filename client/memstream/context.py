@@ -12,10 +12,11 @@ from typing import Any, TypedDict
 from memstream.argument_types import Count, Seconds
 from memstream.arguments import check_fields, check_methods
 from memstream.channel import Link, memory_path
-from memstream.codec import filter_to_wire, scope_to_wire
+from memstream.codec import scope_to_wire
 from memstream.conversation_values import NewMessage
 from memstream.conversations import Conversation
 from memstream.errors import InvalidRequest
+from memstream.filter_codec import filter_to_wire
 from memstream.memory import Memory
 from memstream.v1 import context_service_pb2 as pb
 from memstream.values import BatchResult, Filter, Observation, Role, Scope, Vector
