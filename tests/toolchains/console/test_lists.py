@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memstream import Filter, Observation
+from memstream import Filter, NewMessage, Observation
 from tests.toolchains.console.conftest import Visit
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.asyncio(loop_scope="session")]
@@ -82,6 +82,35 @@ async def test_conversations_of_a_namespace_are_listed(visit: Visit) -> None:
     assert await page.locator("tbody .mark").all_text_contents() == ["completed", "open"]
     await page.get_by_role("link", name="today").click()
     await page.locator(".timeline li", has_text="good morning").wait_for()
+
+
+async def test_conversations_are_searched_and_deleted(visit: Visit) -> None:
+    client = visit.console.client
+    await client.create_memory("sessions/notes")
+    for name, user in (("run-1", "ann"), ("run-2", "bob"), ("other", "bob")):
+        talk = client.conversation(f"sessions/{name}")
+        await talk.append_messages([NewMessage(role="user", body='{"said": "hello there"}')])
+        await talk.update(labels={"user": user}, feed_memory="notes")
+    page = await visit.sign_in("conversations/sessions")
+    await page.get_by_label("Name begins with").fill("run")
+    await page.get_by_label("Label").fill("user=bob")
+    await page.get_by_role("button", name="Show").click()
+    await page.get_by_role("row", name="run-1").wait_for(state="detached")
+    assert await page.locator("tbody th").all_text_contents() == ["run-2"]
+    await page.get_by_label("Label").fill("")
+    await page.get_by_label("Order").select_option("latest")
+    await page.get_by_role("button", name="Show").click()
+    await page.get_by_role("row", name="run-1").wait_for()
+    assert await page.locator("tbody th").all_text_contents() == ["run-2", "run-1"]
+    await page.get_by_role("link", name="run-2").click()
+    await page.locator(".timeline li", has_text='{"said": "hello there"}').wait_for()
+    await page.locator("dl.facts", has_text="notes").wait_for()
+    await page.get_by_role("button", name="Delete").click()
+    await page.get_by_label("Type run-2").fill("run-2")
+    await page.get_by_role("button", name="Go on").click()
+    await page.get_by_role("row", name="run-1").wait_for()
+    assert sorted(await page.locator("tbody th").all_text_contents()) == ["other", "run-1"]
+    assert [one.name async for one in client.list_conversations("sessions")] == ["other", "run-1"]
 
 
 async def test_server_shows_use_calls_and_settings_to_an_admin(visit: Visit) -> None:

@@ -1,23 +1,27 @@
-// The conversations of a namespace; one as a timeline: its messages, as they arrive, and its plans.
+// The conversations of a namespace, by name, label or latest change; one as a timeline: its messages, as they arrive, and its plans.
 
+import { readForm, remember, restoreForm } from "../address.js";
 import { call } from "../api.js";
-import { append, clipped, field, given, h, show, table } from "../dom.js";
+import { action, append, clipped, confirmed, facts, field, given, h, notify, select, show, table } from "../dom.js";
 import { count, enumName, link, time } from "../format.js";
 import { paged, PAGE_SIZE } from "../paging.js";
+import { rightsIn } from "../session.js";
 import { sharedStream } from "../shared_stream.js";
 
 const LIVE_MAX = 200;
 
-export async function render({ place, signal, parts: [namespace = "", conversation = ""] }) {
-  if (!conversation) return showList(place, namespace, signal);
+export async function render({ place, signal, parts: [namespace = "", conversation = ""], query }) {
+  if (!conversation) return showList(place, namespace, query, signal);
   const body = h("div");
   show(place, h("p", null, h("a", { href: link("conversations", namespace) }, namespace), " / ", h("b", null, given(conversation))), body);
   const talk = { namespace, conversation };
+  const about = h("div");
   const messages = h("div");
   const fresh = h("ol", { class: "timeline", "aria-label": "New messages" });
   const state = h("p", { class: "quiet", role: "status" });
   const plans = h("div");
-  show(body, messages, h("h2", null, "New since this page was opened"), fresh, state, plans);
+  show(body, about, messages, h("h2", null, "New since this page was opened"), fresh, state, plans);
+  await drawFacts(about, talk, signal);
   const last = await lastNumber(talk, signal);
   await paged(messages, async (pageToken) => {
     const answer = await call("ConversationService/ListMessages", { ...talk, pageSize: PAGE_SIZE, pageToken }, signal);
@@ -29,23 +33,62 @@ export async function render({ place, signal, parts: [namespace = "", conversati
 }
 
 /** The conversations of a namespace; the namespace may have no memories, so it can be typed. */
-async function showList(place, asked, signal) {
+async function showList(place, asked, query, signal) {
   const { namespaces = [] } = await call("MemoryService/ListNamespaces", { pageSize: 1_000 }, signal);
   const namespace = asked || namespaces[0]?.name || "";
-  const input = h("input", { name: "namespace", type: "search", value: namespace, required: true, autocomplete: "off", list: "namespaces" });
+  const input = h("input", { name: "namespace", type: "search", value: namespace, required: true, autocomplete: "off", list: "namespaces", "data-secret": "" });
   const form = h("form", { class: "filters", role: "search" }, field("Namespace", input), h("datalist", { id: "namespaces" }, namespaces.map(({ name }) => h("option", { value: name }))),
-    h("button", { type: "submit" }, "Show"));
-  form.addEventListener("submit", (event) => { event.preventDefault(); location.hash = link("conversations", input.value.trim()); });
+    field("Name begins with", h("input", { name: "prefix", type: "search", autocomplete: "off" })),
+    field("Label", h("input", { name: "label", type: "search", placeholder: "key=value", autocomplete: "off" })),
+    field("Order", select("order", [["", "name"], ["latest", "latest change first"]])), h("button", { type: "submit" }, "Show"));
+  restoreForm(form, query);
   const rows = h("div");
   show(place, form, rows);
-  if (!namespace) return show(rows, h("p", { class: "empty" }, "There is no conversation. AppendMessage begins one."));
-  return paged(rows, async (pageToken) => {
-    const answer = await call("ConversationService/ListConversations", { namespace, pageSize: PAGE_SIZE, pageToken }, signal);
+  const open = !namespace ? null : paged(rows, async (pageToken) => {
+    const { prefix, label, order } = form.elements;
+    const [key, value] = label.value.match(/^([^=]+)=(.*)$/s)?.slice(1) ?? [];
+    const labels = key ? { [key.trim()]: value } : {};
+    const request = { namespace, namePrefix: prefix.value.trim(), labels, latestFirst: order.value === "latest", pageSize: PAGE_SIZE, pageToken };
+    const answer = await call("ConversationService/ListConversations", request, signal);
     return { rows: answer.conversations ?? [], next: answer.nextPageToken };
-  }, (found) => (found.length ? table("Conversations", ["Conversation", ["Last message", "number"], "State", "Begun"], h("tbody", null, found.map((one) => h("tr", null,
-    h("th", { scope: "row" }, h("a", { href: link("conversations", namespace, one.name) }, given(one.name))), h("td", { class: "number" }, Number(one.lastNumber ?? 0) ? `no. ${count(one.lastNumber)}` : "none"),
-    h("td", null, h("span", { class: one.completed ? "mark good" : "mark" }, one.completed ? "completed" : "open")), h("td", null, time(one.createTime))))))
-    : h("p", { class: "empty" }, "This namespace has no conversation. AppendMessage begins one.")))();
+  }, (found) => drawList(namespace, found, form.elements));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (input.value.trim() !== namespace) { location.hash = link("conversations", input.value.trim()); return; }
+    remember({ ...readForm(form), page: null });
+    open?.().catch((error) => { if (!signal.aborted) notify(error.message, "bad"); });
+  });
+  if (!open) return show(rows, h("p", { class: "empty" }, "There is no conversation. AppendMessage begins one."));
+  return open();
+}
+
+function drawList(namespace, found, { prefix, label }) {
+  if (!found.length) {
+    return h("p", { class: "empty" }, prefix.value || label.value ? "No conversation has such a name and label." : "This namespace has no conversation. AppendMessage begins one.");
+  }
+  const rows = found.map((one) => h("tr", null,
+    h("th", { scope: "row" }, h("a", { href: link("conversations", namespace, one.name) }, given(one.name))), h("td", { class: "number" }, count(one.messageCount ?? 0)),
+    h("td", null, h("span", { class: one.completed ? "mark good" : "mark" }, one.completed ? "completed" : "open")),
+    h("td", { class: "labels" }, labelsOf(one)), h("td", null, time(one.updateTime)), h("td", null, time(one.createTime))));
+  return table("Conversations", ["Conversation", ["Messages", "number"], "State", "Labels", "Changed", "Begun"], h("tbody", null, rows));
+}
+
+const labelsOf = ({ labels = {} }) => Object.entries(labels).map(([key, value]) => h("span", { class: "label" }, given(`${key}=${value}`)));
+
+/** Labels, counts and the memory that it feeds; with the right to forget, a button that deletes it. */
+async function drawFacts(place, talk, signal) {
+  const { conversation: one = {} } = await call("ConversationService/GetConversation", talk, signal);
+  const { namespace, conversation } = talk;
+  const feeds = one.feedMemory && [h("a", { href: link("m", namespace, one.feedMemory) }, given(one.feedMemory)), ` up to no. ${count(one.fedNumber ?? 0)}`];
+  const labels = labelsOf(one);
+  const may = await rightsIn(namespace);
+  const remove = may.has("forget") && action("Delete", async () => {
+    if (!(await confirmed(`Delete ${conversation} with its messages, plans and state, for good.`, conversation))) return;
+    await call("ConversationService/DeleteConversation", talk, signal);
+    location.hash = link("conversations", namespace);
+  }, "danger");
+  show(place, facts([["Messages", count(one.messageCount ?? 0)], ["Labels", labels.length ? labels : null],
+    ["Expires", one.expireTime && time(one.expireTime)], ["Feeds", feeds]]), remove);
 }
 
 async function lastNumber(talk, signal) {
@@ -62,7 +105,8 @@ function entry(message) {
   const receiver = message.receiver ? [" → ", given(message.receiver)] : "";
   const outcome = message.success === undefined ? null : h("span", { class: `mark${message.success ? "" : " warn"}` }, message.success ? "success" : "failed");
   return h("li", null, h("div", { class: "when" }, time(message.createTime, false), h("br"), h("span", { class: "quiet" }, `no. ${count(message.number)}`)),
-    h("div", null, h("b", null, given(message.sender), receiver), " ", clipped(message.content ?? ""),
+    h("div", null, h("b", null, given(message.sender || message.name || message.role), receiver), " ", clipped(message.content ?? ""),
+      message.body !== undefined && h("p", null, h("code", null, clipped(message.body))),
       h("p", { class: "quiet meta" }, message.role && [given(message.role), " "], message.rounds && `round ${count(message.rounds)} `,
         message.modelName && [given(message.modelName), " "], outcome)));
 }
