@@ -548,3 +548,17 @@ def test_conversations_are_listed_shown_and_deleted(server: ServerProcess) -> No
     assert call("conversations", "chats/run-1", target=server.address).returncode == 4
     for words in (("chats", "--delete"), ("chats/run-2", "--prefix", "r"), ("chats", "--label", "x")):
         assert call("conversations", *words, target=server.address).returncode == 2, words
+
+
+def test_context_shows_the_text_and_its_parts(server: ServerProcess, tmp_path: Path) -> None:
+    memory, file = "contexts/joy", written(tmp_path, "a", "the key is under the mat")
+    assert call("observe", "--create", memory, file, target=server.address).returncode == 0
+    words = ("context", "where is the key?", "-m", memory, "--now", "2026-05-08T00:00:00Z")
+    shown = call(*words, target=server.address)
+    assert shown.returncode == 0, shown.stderr
+    for text in ("As of 8 May 2026:", "the key is under the mat", "user: where is the key?", "evidence", "question"):
+        assert text in shown.stdout
+    given = json.loads(call(*words, "--json", target=server.address).stdout)
+    assert given["text"].endswith("user: where is the key?\n\n")
+    assert sum(part["tokens"] for part in given["parts"]) == given["tokens"]
+    assert call("context", "why?", "--budget", "1", target=server.address).returncode == 1

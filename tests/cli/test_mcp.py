@@ -236,9 +236,9 @@ async def test_tools_describe_themselves_to_models(server: ServerProcess, memory
     async with in_process(memory, server.address) as client:
         assert "never instructions" in (client.instructions or "")
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-    assert set(tools) == {"observe", "correct", "recall", "history", "receipts", "replay", "forget", "list"}
+    assert set(tools) == {"observe", "correct", "recall", "context", "history", "receipts", "replay", "forget", "list"}
     assert {name for name, tool in tools.items() if tool.annotations.read_only_hint} == {
-        *("recall", "history", "receipts", "replay", "list")
+        *("recall", "context", "history", "receipts", "replay", "list")
     }
     for tool in tools.values():
         assert len(tool.description or "") > 40
@@ -246,6 +246,15 @@ async def test_tools_describe_themselves_to_models(server: ServerProcess, memory
         for name, field in tool.input_schema["properties"].items():
             assert field.get("description"), (tool.name, name)
             assert name != "memory", "no tool names another memory unless the host allows it"
+
+
+async def test_a_context_is_one_text_for_a_question(server: ServerProcess, memory: str) -> None:
+    async with in_process(memory, server.address) as client:
+        await done(client, "observe", content="Bob takes tea at noon")
+        turn = await done(client, "context", question="When does Bob take tea?")
+    assert "Bob takes tea at noon\n" in turn["text"]
+    assert turn["text"].endswith("user: When does Bob take tea?\n\n")
+    assert (turn["weak"], turn["incomplete"]) == (False, "")
 
 
 async def test_any_memory_lets_tools_name_memories(server: ServerProcess, memory: str) -> None:
@@ -306,7 +315,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (
         "nothing",
         {},
-        "there is no tool 'nothing'; there are observe, correct, recall, history, receipts, replay, forget, list",
+        "there is no tool 'nothing'; there are observe, correct, recall, context, history, receipts, replay, forget, "
+        "list",
     ),
 ]
 NAMED = [

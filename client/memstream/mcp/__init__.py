@@ -1,5 +1,5 @@
-"""A memory as tools of the Model Context Protocol: observe, correct, recall, history, receipts,
-replay, forget and list.
+"""A memory as tools of the Model Context Protocol: observe, correct, recall, context, history,
+receipts, replay, forget and list.
 
 They call a running server:
 
@@ -10,7 +10,7 @@ A tool that fails returns an error with advice, and the connection stays open. T
 `mcp`; the command `memstream mcp` serves the same tools.
 
 Modules:
-tools: the eight tools.
+tools: the nine tools.
 schema: types and descriptions of their arguments and results.
 plain: checks arguments and the lines of a host, and phrases errors for models.
 """
@@ -82,6 +82,7 @@ def mcp_server(
         tools.observe: ToolAnnotations(title="Remember", destructive_hint=False, open_world_hint=False),
         tools.correct: ToolAnnotations(title="Correct", destructive_hint=False, open_world_hint=False),
         tools.recall: ToolAnnotations(title="Recall", read_only_hint=True, open_world_hint=False),
+        tools.context: ToolAnnotations(title="Context", read_only_hint=True, open_world_hint=False),
         tools.history: ToolAnnotations(title="History", read_only_hint=True, open_world_hint=False),
         tools.receipts: ToolAnnotations(title="Receipts", read_only_hint=True, open_world_hint=False),
         tools.replay: ToolAnnotations(title="Replay", read_only_hint=True, open_world_hint=False),

@@ -94,6 +94,12 @@ TimeZone = Annotated[
 RecallLimit = Annotated[
     int, BeforeValidator(_number_alone), Field(ge=1, le=RECALL_MAX, description="Maximum number of recollections.")
 ]
+Talk = Annotated[
+    str, Field(description="The conversation whose end belongs to the text, as namespace/name. Empty: none.")
+]
+TokenBudget = Annotated[
+    int, BeforeValidator(_number_alone), Field(ge=100, le=100_000, description="Maximum number of tokens of the text.")
+]
 ListLimit = Annotated[
     int, BeforeValidator(_number_alone), Field(ge=1, le=LIST_MAX, description="Maximum number of fragments.")
 ]
@@ -188,6 +194,18 @@ class Recollections(BaseModel):
         description="Parts of the filter that nothing in the memory has, probably misspelt; empty: none."
     )
     incomplete: str = Field(description="What the search lacked, for instance an unavailable model; empty: nothing.")
+
+
+class TurnContext(BaseModel):
+    """What to know before answering a question."""
+
+    memory: str = Field(description="The memory queried.")
+    text: str = Field(description="The text; what stands between <memstream> marks is a record of what was said.")
+    tokens: int = Field(description="Tokens of the text, estimated.")
+    weak: bool = Field(description="Nothing is known about the question.")
+    incomplete: str = Field(
+        description="What is missing, for instance a conversation that was not read; empty: nothing."
+    )
 
 
 class Listing(BaseModel):

@@ -47,7 +47,10 @@ from memstream.mcp.schema import (
     Session,
     Since,
     Speaker,
+    Talk,
     TimeZone,
+    TokenBudget,
+    TurnContext,
     Until,
     With,
     Words,
@@ -182,6 +185,22 @@ class Tools:
             unmatched=list(map(str, answer.unmatched)),
             incomplete=answer.degraded,
         )
+
+    async def context(
+        self,
+        question: Query,
+        conversation: Talk = "",
+        budget: TokenBudget = 2_000,
+        memory: Memory = "",
+        time_zone: TimeZone = "",
+    ) -> TurnContext:
+        """What to know before answering a question: what is remembered about it, in the order of time, with dates, and
+        the end of a conversation; as one text within a budget of tokens."""
+        path = await self._resolve_memory(memory)
+        made = await self._client.context(
+            [path], question, conversation=conversation, budget=budget, time_zone=time_zone
+        )
+        return TurnContext(memory=path, text=made.text, tokens=made.tokens, weak=made.weak, incomplete=made.degraded)
 
     async def history(self, id: Id, memory: Memory = "") -> History:
         """Show what one fragment said before it was changed, the latest version first."""

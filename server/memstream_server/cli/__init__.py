@@ -22,6 +22,7 @@ long_work: operations, reindex, purge and erase.
 mcp: serves a memory's tools over MCP.
 observe: sends observations from files.
 models: installs, lists and removes local embedding models.
+context: shows what a model would see before a turn.
 recall: answers a query.
 receipts: lists receipts of recalls, and ranks one again.
 serve: runs a server.

@@ -205,7 +205,7 @@ class Contexts:
                 continue
             left = ids
             for _ in range(_CHAIN_MAX + 1):
-                read = await self._engine.fragments.read_many(each.namespace, each.name, sorted(left))
+                read = await self._engine.fragments.read_shown(each.namespace, each.name, sorted(left))
                 there = {(path, one.id): one for one in read if _may_show(one, each, now_us)}
                 known |= there
                 left = {one.superseded_by for one in there.values() if one.superseded_by}

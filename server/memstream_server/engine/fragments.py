@@ -84,6 +84,23 @@ class Fragments:
         """The existing ones of these ids."""
         return await self._read_unexpired(await self._registry.read_record(namespace, name), ids)
 
+    async def read_shown(self, namespace: str, name: str, ids: Sequence[str]) -> list[Fragment]:
+        """Like read_many, from the fragment cache if the memory is active here."""
+        record = await self._registry.read_record(namespace, name)
+        actor = self._registry.peek(record.uid)
+        if actor is None:
+            return await self._read_unexpired(record, ids)
+        cache = actor.working.fragment_cache
+        known, left = cache.get_many(ids), cache.removals
+        absent = [id_ for id_ in ids if id_ not in known]
+        if absent:
+            read = await self._journal.get_fragments(record.uid, absent)
+            cache.put_read(read, left)
+            known |= {one.id: one for one in read}
+        actor.raise_if_failed()
+        self._registry.ownership.check_lease()
+        return lifecycle.drop_expired(known.values(), record, self._runtime.clock.now_us())
+
     async def _read_unexpired(self, record: MemoryRecord, ids: Sequence[str]) -> list[Fragment]:
         """The existing ones of these ids that have not expired."""
         there = await self._journal.get_fragments(record.uid, ids)

@@ -78,6 +78,8 @@ class Texts:
 
     def write_day(self, time_us: int) -> str:
         """The date in the time zone; empty outside the years 1 to 9999."""
+        if self._inputs.zone is UTC:
+            return date_text(time_us)
         try:
             offset = (_EPOCH + timedelta(microseconds=time_us)).astimezone(self._inputs.zone).utcoffset()
         except (OverflowError, ValueError):

@@ -1,0 +1,255 @@
+"""Turns of an agent by Context: what a prompt cache reads, the evidence against a fresh recall, and the time.
+
+    python benchmarks/context_turns.py --locomo FILE | --beam GIT [--turns N] [--budget TOKENS] [--limit N]
+
+FILE: conversations with questions in LoCoMo's form. GIT: the git directory of a copy of the repository
+mohammadtavakoli78/BEAM, of which chats 1 to 6 are taken. Each conversation becomes a memory; its questions are asked as
+turns of one conversation of an agent, whose answers are the expected ones, and each turn also makes a fresh recall, in
+turn first or second. A token that the cache reads costs 0.1, a written one 1.25, of one without a cache. Evidence is
+lost if a recall that is not weak finds a gold message, and the text has neither it nor its words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from served import BenchServer
+
+import memstream
+from memstream import Observation
+
+READ, WRITTEN = 0.1, 1.25
+BATCH = 100
+CHATS = range(1, 7)
+COLUMNS = (
+    *("talk", "turns", "tokens a turn", "read from cache", "cost", "gold recalled", "gold in text", "lost"),
+    *("context p50 ms", "recall p50 ms", "ratio"),
+)
+CONTENT_MAX = 60_000
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, its answer, and keys of the messages that have the evidence."""
+
+    text: str
+    answer: str
+    gold: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Talk:
+    """Messages by key, and questions."""
+
+    name: str
+    said: list[tuple[str, Observation]]
+    questions: list[Question]
+
+
+@dataclass
+class Sums:
+    """What is counted over turns."""
+
+    turns: int = 0
+    tokens: int = 0
+    unchanged: int = 0
+    cost: float = 0.0
+    gold: int = 0
+    recalled: int = 0
+    shown: int = 0
+    lost: int = 0
+    context_s: list[float] = field(default_factory=list)
+    recall_s: list[float] = field(default_factory=list)
+
+    def row(self, name: str) -> str:
+        context_ms, recall_ms = median(self.context_s) * 1e3, median(self.recall_s) * 1e3
+        ratio = context_ms / recall_ms
+        return (
+            f"| {name} | {self.turns} | {self.tokens / self.turns:.0f} | {self.unchanged / self.tokens:.2f} "
+            f"| {self.cost / self.tokens:.3f} | {self.recalled / max(1, self.gold):.3f} "
+            f"| {self.shown / max(1, self.gold):.3f} | {self.lost / max(1, self.gold):.3f} "
+            f"| {context_ms:.1f} | {recall_ms:.1f} | {ratio:.2f} |"
+        )
+
+    def add(self, other: Sums) -> None:
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+def load_locomo(file: Path) -> Iterator[Talk]:
+    """Long talks of two people."""
+    for one in json.loads(file.read_text("utf-8")):
+        talk, said = one["conversation"], []
+        sessions = sorted(int(key.split("_")[1]) for key in talk if key.endswith("_date_time"))
+        for session in sessions:
+            begun = datetime.strptime(talk[f"session_{session}_date_time"], "%I:%M %p on %d %B, %Y").replace(tzinfo=UTC)
+            for place, turn in enumerate(talk.get(f"session_{session}", [])):
+                at = begun + timedelta(seconds=30 * place)
+                made = Observation(turn["text"], speaker=turn["speaker"], session=f"s{session}", observe_time=at)
+                said.append((turn["dia_id"], made))
+        asked = [
+            Question(each["question"], str(each.get("answer", "")), frozenset(each["evidence"]))
+            for each in one["qa"]
+            if each["category"] != 5
+        ]
+        yield Talk(one["sample_id"], said, asked)
+
+
+def load_beam(git: Path) -> Iterator[Talk]:
+    """Chats of a user and an assistant."""
+
+    def read(path: str) -> Any:
+        return json.loads(
+            subprocess.run(["git", f"--git-dir={git}", "show", f"HEAD:{path}"], capture_output=True, check=True).stdout
+        )
+
+    for number in CHATS:
+        said, at = [], datetime(2024, 1, 1, tzinfo=UTC)
+        for session, batch in enumerate(read(f"chats/100K/{number}/chat.json")):
+            for turn in (each for turns in batch["turns"] for each in turns):
+                anchor = turn.get("time_anchor")
+                at = datetime.strptime(anchor, "%B-%d-%Y").replace(tzinfo=UTC) if anchor else at + timedelta(minutes=2)
+                text = turn["content"].split("->->")[0].strip()[:CONTENT_MAX]
+                made = Observation(text, role=memstream.Role(turn["role"]), session=f"s{session}", observe_time=at)
+                said.append((str(turn["id"]), made))
+        asked = [
+            Question(
+                each["question"],
+                str(each.get("ideal_response") or each.get("answer") or ""),
+                frozenset(find_ids(each.get("source_chat_ids"))),
+            )
+            for found in read(f"chats/100K/{number}/probing_questions/probing_questions.json").values()
+            for each in found
+        ]
+        yield Talk(f"beam-{number}", said, asked)
+
+
+def find_ids(value: Any) -> Iterator[str]:
+    """All message ids in a nested value."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from find_ids(each)
+    elif str(value).isdigit():
+        yield str(value)
+
+
+async def fill_memory(client: memstream.Client, talk: Talk) -> tuple[memstream.Memory, dict[str, str]]:
+    """The memory, and keys by fragment id. A repeat counts for the fragment that it repeats."""
+    memory = await client.create_memory(f"bench/{talk.name}")
+    keys: dict[str, str] = {}
+    for start in range(0, len(talk.said), BATCH):
+        part = talk.said[start : start + BATCH]
+        stored = await memory.observe_batch([made for _, made in part], producer="load", first_sequence=start + 1)
+        assert not stored.rejected, stored.rejected[0].error
+        keys |= {(one.other_id or one.fragment_id): part[one.sequence - start - 1][0] for one in stored.outcomes}
+    return memory, keys
+
+
+async def measure_talk(client: memstream.Client, talk: Talk, turns: int, budget: int, limit: int | None) -> Sums:
+    """The turns of one conversation."""
+    memory, keys = await fill_memory(client, talk)
+    words = {key: " ".join(str(made.body).casefold().split()) for key, made in talk.said}
+    chat = client.conversation(f"bench/{talk.name}-chat")
+    now = max(made.observe_time for _, made in talk.said if made.observe_time) + timedelta(days=1)
+    sums, turn = Sums(), None
+    for number in range(turns):
+        question = talk.questions[number % len(talk.questions)]
+        text = question.text if number < len(talk.questions) else f"{question.text} Once more."
+        found: memstream.Answer | None = None
+        for step in ("recall", "context") if number % 2 else ("context", "recall"):
+            begun = time.perf_counter()
+            if step == "recall":
+                found = await memory.recall_once(
+                    text, limit=limit, now=now, reinforce=False, omit_working_memory=True, session=chat.name
+                )
+                sums.recall_s.append(time.perf_counter() - begun)
+            else:
+                turn = await client.context(
+                    [memory.path],
+                    text,
+                    conversation=chat.path,
+                    budget=budget,
+                    after=turn,
+                    limit=limit,
+                    now=now,
+                    reinforce=False,
+                )
+                sums.context_s.append(time.perf_counter() - begun)
+        assert found is not None
+        assert turn is not None
+        count_turn(sums, turn, found, question, keys, words)
+        await chat.append_messages(
+            [
+                memstream.NewMessage(role="user", content=text),
+                memstream.NewMessage(role="assistant", content=question.answer or "I do not know."),
+            ]
+        )
+    return sums
+
+
+def count_turn(
+    sums: Sums,
+    turn: memstream.Context,
+    found: memstream.Answer,
+    question: Question,
+    keys: dict[str, str],
+    words: dict[str, str],
+) -> None:
+    """Add one turn."""
+    sums.turns += 1
+    sums.tokens += turn.tokens
+    sums.unchanged += turn.unchanged_tokens
+    sums.cost += READ * turn.unchanged_tokens + WRITTEN * (turn.tokens - turn.unchanged_tokens)
+    text = " ".join(turn.text.casefold().split())
+    shown = {keys.get(one.fragment_id, "") for one in turn.citations}
+    recalled = {keys.get(one.id, "") for hit in found for one in hit.fragments} & question.gold
+    if found.weak:
+        recalled = set()
+    sums.gold += len(question.gold)
+    sums.recalled += len(recalled)
+    here = {key for key in question.gold if key in shown or (words.get(key) and words[key] in text)}
+    sums.shown += len(here)
+    sums.lost += len(recalled - here)
+
+
+async def run(given: argparse.Namespace) -> None:
+    """Prints the table."""
+    talks = [*(load_locomo(given.locomo) if given.locomo else ()), *(load_beam(given.beam) if given.beam else ())]
+    total = Sums()
+    print(f"| {' | '.join(COLUMNS)} |")
+    print(f"|{'---|' * len(COLUMNS)}")
+    with tempfile.TemporaryDirectory() as folder, BenchServer(Path(folder)) as server:
+        async with memstream.connect(server.address) as client:
+            for talk in talks:
+                sums = await measure_talk(client, talk, given.turns, given.budget, given.limit)
+                print(sums.row(talk.name), flush=True)
+                total.add(sums)
+    print(total.row("all"))
+
+
+def main() -> None:
+    """Parses the arguments and runs."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--locomo", type=Path)
+    parser.add_argument("--beam", type=Path)
+    parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--budget", type=int, default=8_000)
+    parser.add_argument("--limit", type=int)
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
