@@ -29,6 +29,7 @@ var namePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._~-]{0,127}$`)
 type Client struct {
 	Streams       v1.StreamServiceClient
 	Memories      v1.MemoryServiceClient
+	Blocks        v1.BlockServiceClient
 	Conversations v1.ConversationServiceClient
 	Operations    v1.OperationServiceClient
 	Server        v1.ServerServiceClient
@@ -148,6 +149,7 @@ func Connect(target string, given ...Option) (*Client, error) {
 	client.conn = conn
 	client.Streams = v1.NewStreamServiceClient(conn)
 	client.Memories = v1.NewMemoryServiceClient(conn)
+	client.Blocks = v1.NewBlockServiceClient(conn)
 	client.Conversations = v1.NewConversationServiceClient(conn)
 	client.Operations = v1.NewOperationServiceClient(conn)
 	client.Server = v1.NewServerServiceClient(conn)

@@ -11,6 +11,7 @@ import { randomUUID } from "node:crypto";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import type { Client as GeneratedClient } from "@connectrpc/connect";
 
+import type { BlockService } from "./gen/memstream/v1/block_service_pb.js";
 import type { Conversation as ConversationInfo, ConversationService } from "./gen/memstream/v1/conversation_service_pb.js";
 import type { MemoryKind, PolicySchema, Profile } from "./gen/memstream/v1/memory_pb.js";
 import { CreateMemoryRequestSchema } from "./gen/memstream/v1/memory_service_pb.js";
@@ -69,6 +70,7 @@ export function connect(target: string, settings: Settings = {}): Client {
 export class Client {
   readonly streams: GeneratedClient<typeof StreamService>;
   readonly memories: GeneratedClient<typeof MemoryService>;
+  readonly blocks: GeneratedClient<typeof BlockService>;
   readonly conversations: GeneratedClient<typeof ConversationService>;
   readonly operations: GeneratedClient<typeof OperationService>;
   readonly server: GeneratedClient<typeof ServerService>;
@@ -77,6 +79,7 @@ export class Client {
     ({
       streams: this.streams,
       memories: this.memories,
+      blocks: this.blocks,
       conversations: this.conversations,
       operations: this.operations,
       server: this.server,

@@ -13,6 +13,7 @@ import { CallTransport, NAME, ROUTING_KEY } from "./calls.js";
 import type { Token } from "./calls.js";
 import { Connections } from "./connections.js";
 import { ClosedError, invalidField } from "./errors.js";
+import { BlockService } from "./gen/memstream/v1/block_service_pb.js";
 import { ConversationService } from "./gen/memstream/v1/conversation_service_pb.js";
 import { MemoryService } from "./gen/memstream/v1/memory_service_pb.js";
 import { OperationService } from "./gen/memstream/v1/operation_service_pb.js";
@@ -94,6 +95,7 @@ const ADDRESS = /^(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/?#@[\]\\]+)(?::([0-9]{1,5}))?$/;
 export class Link {
   readonly streams: Client<typeof StreamService>;
   readonly memories: Client<typeof MemoryService>;
+  readonly blocks: Client<typeof BlockService>;
   readonly conversations: Client<typeof ConversationService>;
   readonly operations: Client<typeof OperationService>;
   readonly server: Client<typeof ServerService>;
@@ -139,6 +141,7 @@ export class Link {
     const transport = new CallTransport(this.connections, { token: settings.token, timeoutMs, retry, closed });
     this.streams = createClient(StreamService, transport);
     this.memories = createClient(MemoryService, transport);
+    this.blocks = createClient(BlockService, transport);
     this.conversations = createClient(ConversationService, transport);
     this.operations = createClient(OperationService, transport);
     this.server = createClient(ServerService, transport);

@@ -2,6 +2,7 @@
 import { createRegistry } from "@bufbuild/protobuf";
 
 import { file_google_rpc_error_details } from "../gen/google/rpc/error_details_pb.js";
+import { file_memstream_v1_block_service } from "../gen/memstream/v1/block_service_pb.js";
 import { file_memstream_v1_conversation_service } from "../gen/memstream/v1/conversation_service_pb.js";
 import { file_memstream_v1_error } from "../gen/memstream/v1/error_pb.js";
 import { file_memstream_v1_event } from "../gen/memstream/v1/event_pb.js";
@@ -15,6 +16,7 @@ import { file_memstream_v1_stream_service } from "../gen/memstream/v1/stream_ser
 
 export const registry = createRegistry(
   file_google_rpc_error_details,
+  file_memstream_v1_block_service,
   file_memstream_v1_conversation_service,
   file_memstream_v1_error,
   file_memstream_v1_event,

@@ -10,6 +10,7 @@ import com.google.protobuf.InvalidProtocolBufferException;
 import com.google.protobuf.Message;
 import com.google.protobuf.util.JsonFormat;
 import com.google.rpc.ErrorInfo;
+import dev.memstream.v1.BlockServiceProto;
 import dev.memstream.v1.ConversationServiceProto;
 import dev.memstream.v1.ErrorProto;
 import dev.memstream.v1.EventProto;
@@ -27,7 +28,8 @@ import java.util.Map;
 /** The generated messages and services by name, and the conversion of messages to and from JSON. */
 final class Contract {
   private static final List<FileDescriptor> FILES = List.of(
-      ConversationServiceProto.getDescriptor(), ErrorProto.getDescriptor(), EventProto.getDescriptor(),
+      BlockServiceProto.getDescriptor(), ConversationServiceProto.getDescriptor(),
+      ErrorProto.getDescriptor(), EventProto.getDescriptor(),
       FragmentProto.getDescriptor(), MemoryProto.getDescriptor(), MemoryServiceProto.getDescriptor(),
       OperationProto.getDescriptor(), OperationServiceProto.getDescriptor(), ServerServiceProto.getDescriptor(),
       StreamServiceProto.getDescriptor());
