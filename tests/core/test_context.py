@@ -12,15 +12,19 @@ from memstream_server.core.budget import estimated_tokens
 from memstream_server.core.context.layout import build_context
 from memstream_server.core.context.position import pack_position, unpack_position
 from memstream_server.core.context.values import (
+    FORMAT,
     Block,
     Bounds,
     BudgetTooSmall,
     Built,
+    Entry,
     Found,
     Inputs,
     Omitted,
     PartKind,
+    Position,
     Said,
+    Turn,
 )
 from memstream_server.core.marks import drop_injected, escape_marks
 from memstream_server.core.values import Fragment
@@ -227,3 +231,15 @@ def test_a_message_of_megabytes_is_cut() -> None:
 @given(st.binary(max_size=60))
 def test_other_bytes_are_no_position(data: bytes) -> None:
     assert unpack_position(data) is None
+
+
+def test_a_forged_position_costs_no_more_than_its_size() -> None:
+    turns = tuple([Turn(1, "", (), unknown=True)] * 9_000)
+    forged = Position(FORMAT, "chat/monday", 1, 2**31, (), turns)
+    assert unpack_position(pack_position(forged)) is None  # the next numbers would not fit
+    read = unpack_position(pack_position(Position(FORMAT, "chat/monday", 1, 9, (), turns)))
+    assert read is not None
+    talk = Talk({}, 400)
+    assert talk.ask("why?", [], after=read).tokens <= 400
+    entry = Entry(1, 0, "F0001", corrects=2**32 - 1)
+    assert unpack_position(pack_position(Position(FORMAT, "", 1, 2, ("a/b",), (Turn(0, "", (entry,)),)))) is None

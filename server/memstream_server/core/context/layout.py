@@ -11,9 +11,12 @@ Rule 5. The same input makes the same bytes.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import accumulate
 
 from msgspec.structs import replace
 
@@ -120,12 +123,17 @@ class _Layout:
     # ---- the conversation and what earlier turns showed
     def _make_units(self) -> list[_Unit]:
         units = [_Unit(said) for said in self._messages]
-        for place, turn in enumerate(self._after.turns):
-            unit = next((unit for unit in units if unit.said and turn.anchor and unit.said.number >= turn.anchor), None)
-            if unit is None:
+        numbers = [said.number for said in self._messages]
+        anchors: Counter[int] = Counter()
+        for turn in self._after.turns:
+            place = bisect_left(numbers, turn.anchor) if turn.anchor else len(numbers)
+            if place < len(numbers):
+                unit = units[place]
+            else:
                 unit = _Unit(None)
                 units.append(unit)
-            same = sum(each.anchor == turn.anchor for each in self._after.turns[:place])
+            same = anchors[turn.anchor]
+            anchors[turn.anchor] += 1
             if (shown := self._show_turn(turn, same)) is not None:
                 unit.turns.append(shown[0])
                 unit.parts.append(shown[1])
@@ -166,7 +174,7 @@ class _Layout:
         whole = not units or (units[0].may_start and not self._inputs.before)
         if sum(costs) <= room and whole:
             return units
-        left = [sum(costs[place:]) for place in range(len(units))]
+        left = [*accumulate(reversed(costs))][::-1]
         turns = [place for place, unit in enumerate(units) if unit.may_start and unit.starts_turn]
         places = [place for place, unit in enumerate(units) if unit.may_start]
         for starts, most in ((turns, room // 2), (turns, room), (places, room // 2), (places, room)):
@@ -251,10 +259,12 @@ class _Layout:
             return
         yield from self._gone
         digests = {part.key: _digest(part.text) for part in parts}
+        there = frozenset(digests.values())
+        first = next((part.number for part in parts if part.kind is PartKind.MESSAGE), self._anchor)
         cut: list[int] = []
         named = bool(self._gone)
         for one in seen[same:]:
-            broken = self._explain(one, digests, parts)
+            broken = self._explain(one, digests, there, first)
             if broken is None or (broken.kind is PartKind.EVIDENCE and self._gone):
                 continue
             named = True
@@ -268,13 +278,14 @@ class _Layout:
             part = parts[min(same, len(parts) - 1)]
             yield Omission(part.kind, Omitted.CHANGED, part.memory, part.name, part.ids, part.number)
 
-    def _explain(self, seen: Seen, digests: Mapping[str, bytes], parts: list[Part]) -> Omission | None:
+    def _explain(
+        self, seen: Seen, digests: Mapping[str, bytes], there: frozenset[bytes], first: int
+    ) -> Omission | None:
         """Why a part of the last text is not in this one; None if it is."""
         if digests.get(seen.key) == seen.digest:
             return None
         if seen.kind is PartKind.QUESTION:
-            recorded = any(_digest(part.text) == seen.digest for part in parts)
-            return None if recorded else Omission(PartKind.QUESTION, Omitted.QUESTION_NOT_RECORDED)
+            return None if seen.digest in there else Omission(PartKind.QUESTION, Omitted.QUESTION_NOT_RECORDED)
         reason = Omitted.CHANGED if seen.key in digests else Omitted.UNAVAILABLE
         _, _, name = seen.key.partition(" ")
         if seen.kind is PartKind.BLOCK:
@@ -284,12 +295,9 @@ class _Layout:
         if seen.key not in digests:
             if self._inputs.tail_failed:
                 reason = Omitted.FAILED
-            elif number < self._start_number(parts):
+            elif number < first:
                 reason = Omitted.BUDGET
         return Omission(seen.kind, reason, number=number)
-
-    def _start_number(self, parts: list[Part]) -> int:
-        return next((part.number for part in parts if part.kind is PartKind.MESSAGE), self._anchor)
 
     def _in_blocks(self, content: str) -> bool:
         return is_said(normalize(content), self._block_text)

@@ -10,6 +10,8 @@ from memstream_server.core.context.values import FORMAT, NUMBER_MAX, PartKind, P
 
 POSITION_BYTES_MAX = 131_072
 """Of a position as it is sent."""
+MEMORIES_MAX = 1_000
+"""Of all scopes of a request."""
 _CHECK_BYTES = 8
 _ENCODER = msgpack.Encoder()
 _DECODER = msgpack.Decoder(Position)
@@ -36,9 +38,8 @@ def unpack_position(data: bytes) -> Position | None:
     if position.format != FORMAT or any(entry.memory >= len(position.memories) for entry in entries):
         return None
     numbers = [entry.number for entry in entries if not entry.again]
-    whole = len(set(numbers)) == len(numbers) and {entry.corrects for entry in entries if entry.corrects} <= {
-        *range(position.next_number)
-    }
+    whole = len(set(numbers)) == len(numbers) and all(entry.corrects < position.next_number for entry in entries)
+    whole = whole and len(position.memories) <= MEMORIES_MAX and position.next_number < NUMBER_MAX // 2
     return position if whole and all(0 <= name <= NUMBER_MAX for name in names) else None
 
 
