@@ -118,6 +118,23 @@ func TestRetryWaitsAsLongAsTheServerRequests(t *testing.T) {
 	}
 }
 
+func TestRecallOnceAsksSeveralMemories(t *testing.T) {
+	server, memory, ctx := startScripted(t, quickRetry)
+	server.recallOnce = func(context.Context) (*v1.RecallOnceResponse, error) {
+		found := []*v1.Recollection{{Memory: "user/bob", Fragment: &v1.Fragment{Id: "a"}}}
+		return &v1.RecallOnceResponse{Recollections: &v1.Recollections{Recollections: found}}, nil
+	}
+	query := TextQuery("tea")
+	if _, err := memory.client.RecallOnce(ctx, query); err == nil {
+		t.Fatal("a query without scopes was sent")
+	}
+	query.Scopes = []*v1.RecallScope{{Memories: &v1.RecallScope_Memory{Memory: "user/bob"}}}
+	answer, err := memory.client.RecallOnce(ctx, query)
+	if err != nil || answer.Recollections[0].GetMemory() != "user/bob" {
+		t.Fatal(answer, err)
+	}
+}
+
 func TestRetriesEndWithTheCall(t *testing.T) {
 	ends := map[string]struct {
 		end  func(*Memory, context.CancelFunc)

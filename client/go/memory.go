@@ -36,6 +36,18 @@ func (m *Memory) ObserveBatch(ctx context.Context, session string, observations 
 	return answer.GetAck(), err
 }
 
+// RecallOnce sends one query over several memories, which its Scopes name, without a stream.
+func (c *Client) RecallOnce(ctx context.Context, query *v1.RecallQuery) (*Answer, error) {
+	if len(query.GetScopes()) == 0 {
+		return nil, invalidField("query.scopes", "is empty: name memories, or ask a Memory")
+	}
+	answer, err := c.Streams.RecallOnce(ctx, &v1.RecallOnceRequest{Query: query})
+	if err != nil {
+		return nil, err
+	}
+	return newAnswer([]*v1.Recollections{answer.GetRecollections()}, answer.GetDone()), nil
+}
+
 // RecallOnce sends one query, without a stream.
 func (m *Memory) RecallOnce(ctx context.Context, query *v1.RecallQuery) (*Answer, error) {
 	answer, err := m.client.Streams.RecallOnce(ctx, &v1.RecallOnceRequest{

@@ -34,6 +34,7 @@ from memstream.listed_values import ConversationSummary
 from memstream.memory import Memory
 from memstream.policy import PolicyLike, Profile
 from memstream.policy_codec import policy_to_wire
+from memstream.recall import RecallStream
 from memstream.resource_codec import (
     memory_from_wire,
     namespace_from_wire,
@@ -278,6 +279,12 @@ class Client:
         """
         request = conversation_service_pb2.EraseUserRequest(namespace=namespace, user=user)
         return (await self._link.call(self._link.conversations.EraseUser, request)).conversations
+
+    def recall(self, scopes: Several[str | Scope], *, session: str = "", partial: bool = False) -> RecallStream:
+        """A stream of queries over several memories, each answered by one ranking; also of standing queries. See
+        `recall_once`; a prefix and labels select the memories that exist when a query is ranked.
+        """
+        return RecallStream(self._link, None, session, list(map(scope_to_wire, scopes)), partial)
 
     async def recall_once(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeAlias, Unpack
@@ -64,14 +65,24 @@ class _PendingQuery:
 
 @check_methods
 class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
-    """A stream of queries to one memory, created by `Memory.recall`, opened by `async with`.
+    """A stream of queries to one memory, created by `Memory.recall`, or to several, created by `Client.recall`; opened
+    by `async with`.
 
     Any number of tasks of one event loop may query; queries over the server's limit in flight are queued.
     """
 
-    def __init__(self, link: Link, memory: MemoryPath, session: str) -> None:
-        super().__init__(link, memory)
+    def __init__(
+        self,
+        link: Link,
+        memory: MemoryPath | None,
+        session: str,
+        scopes: Sequence[pb.RecallScope] = (),
+        partial: bool = False,
+    ) -> None:
+        super().__init__(link, memory or MemoryPath("", ""))
         self.session = session
+        self._scopes, self._partial = scopes, partial
+        """Of every query, if the stream names no memory."""
         self._ids = itertools.count(1)
         self._open_queries: dict[str, _PendingQuery | StandingQuery] = {}
         """Queries that have not ended, by id."""
@@ -89,7 +100,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         """
         self._check_usable()
         timeout_s = self._timeout_s(options.get("timeout_s"))
-        query = _with_timeout(query_to_wire(str(next(self._ids)), what, **options), timeout_s)
+        query = self._make_query(what, options, timeout_s)
         question = _PendingQuery(query, asyncio.get_running_loop().create_future())
         with self._link.traced("RecallQuery"):
             return await self._wait_for_answer(question, timeout_s)
@@ -103,9 +114,15 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         queries.
         """
         timeout_s = self._timeout_s(options.get("timeout_s"))
-        query = _with_timeout(query_to_wire(str(next(self._ids)), what, **options), timeout_s)
+        query = self._make_query(what, options, timeout_s)
         query.subscribe = True
         return StandingQuery(query, lambda standing: self._start_standing(standing, timeout_s), self._cancel_query)
+
+    def _make_query(self, what: str | Structured, options: RecallOptions, timeout_s: float) -> pb.RecallQuery:
+        query = _with_timeout(query_to_wire(str(next(self._ids)), what, **options), timeout_s)
+        query.scopes.extend(self._scopes)
+        query.partial = self._partial
+        return query
 
     def _timeout_s(self, given: float | None) -> float:
         return self._link.settings.timeout_s if given is None else given
@@ -190,7 +207,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         self._to_resend.clear()
 
     def _start_call(self) -> _Call:
-        return self._link.streams.Recall(metadata=self._link.metadata(self.memory))
+        return self._link.streams.Recall(metadata=self._link.metadata(self.memory if self.memory.name else None))
 
     async def _open_connection(self, call: _Call) -> None:
         opening = pb.RecallOpen(

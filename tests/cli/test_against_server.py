@@ -169,6 +169,22 @@ def test_filters_choose(server: ServerProcess, tmp_path: Path) -> None:
     assert said in call("recall", "demo/filters", "bees", *typo, target=server.address).stdout
 
 
+def test_recall_ranks_several_memories(server: ServerProcess, tmp_path: Path) -> None:
+    for name in ("bob", "core"):
+        file = written(tmp_path, name, f"{name} meets at the lake")
+        assert call("observe", "--create", f"several/{name}", file, target=server.address).returncode == 0
+    for flags, wanted in (
+        (("--memory", "several/bob=0.5", "--memory", "several/core"), ["core", "bob"]),
+        (("--prefix", "several/b"), ["bob"]),
+        (("--memory", "several/bob", "--memory", "several/gone", "--partial"), ["bob"]),
+    ):
+        done = call("recall", *flags, "where do we meet, at the lake?", "--json", target=server.address)
+        hits = json.loads(done.stdout)["recollections"]
+        assert [one["fragment"]["content"].split()[0] for one in hits] == wanted, flags
+    for wrong in (("a/b", "x", "--memory", "a/c"), ("x",), ("a/b", "x", "--partial"), ("--memory", "a/b=much", "x")):
+        assert call("recall", *wrong, target=server.address).returncode == 2
+
+
 def test_file_resumes_where_the_last_run_stopped(server: ServerProcess, tmp_path: Path) -> None:
     lines = [f"line number {number}" for number in range(150)]
     file = written(tmp_path, "log.txt", *lines[:100])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from memstream.v1 import fragment_pb2
 from memstream.v1 import stream_service_pb2 as pb
-from memstream.v1.memory_service_pb2 import CreateMemoryRequest
+from memstream.v1.memory_service_pb2 import CreateMemoryRequest, ListFragmentsRequest
 from memstream_server.engine.runtime.ownership import Ownership
 from memstream_server.ports.processes import Owner
 from memstream_server.rpc.access.peers import Peers
@@ -24,6 +25,7 @@ from memstream_server.rpc.server import RpcServer, build_server
 from tests.engine.conftest import open_engine
 from tests.rpc.conftest import GRACE_S, LIMITS
 from tests.rpc.wire import Wire
+from tests.support.waiting import until
 
 NOW = Timestamp(seconds=2_000_000_000)
 TEXTS = {"here": ["the tea is green", "a red bicycle"], "there": ["tea with milk", "the kettle is hot", "tea again"]}
@@ -50,6 +52,8 @@ class Two:
     front: Wire
     other: RpcServer
     whole: Wire
+    places: Places
+    there: Wire
 
 
 async def write(wire: Wire, names: tuple[str, ...]) -> None:
@@ -74,14 +78,14 @@ async def two(tmp_path: Path) -> AsyncIterator[Two]:
             return server, address, Wire(channel, server, drain, engine.dimension)
 
         other, address, other_wire = await serve("other")
-        places = cast("Ownership", Places(Owner(1, address)))
-        _, _, front = await serve("front", Forwarding(places, Drain(), 0.05, Peers()))
+        places = Places(Owner(1, address))
+        _, _, front = await serve("front", Forwarding(cast("Ownership", places), Drain(), 0.05, Peers()))
         _, _, whole = await serve("whole")
         # Both servers know both memories, as with one database; each holds what it owns.
         await write(front, ("here",))
         await write(other_wire, ("there",))
         await write(whole, ("here", "there"))
-        yield Two(front, other, whole)
+        yield Two(front, other, whole, places, other_wire)
 
 
 async def ask(wire: Wire, **fields: Any) -> pb.RecallOnceResponse:
@@ -103,6 +107,86 @@ async def test_the_place_of_a_memory_changes_no_score(two: Two) -> None:
     for theirs, ours in zip(divided.done.memories, whole.done.memories, strict=True):
         assert (theirs.memory, theirs.eligible, theirs.considered) == (ours.memory, ours.eligible, ours.considered)
     assert not divided.done.degraded
+
+
+class Scripted(grpc.GenericRpcHandler):
+    """An owner of another version: answers RecallOnce with what `answer` returns."""
+
+    def __init__(self, answer: Callable[[pb.RecallQuery], Awaitable[bytes]]) -> None:
+        self._answer = answer
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        async def recall(request: bytes, _context: Any) -> AsyncIterator[bytes]:
+            yield await self._answer(pb.RecallOnceRequest.FromString(request).query)
+
+        return grpc.unary_stream_rpc_method_handler(recall)
+
+
+@asynccontextmanager
+async def owned_by(two: Two, answer: Callable[[pb.RecallQuery], Awaitable[bytes]]) -> AsyncIterator[None]:
+    """`there` belongs to a scripted server."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Scripted(answer),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    two.places.other = Owner(1, f"127.0.0.1:{port}")
+    try:
+        yield
+    finally:
+        await server.stop(None)
+
+
+async def test_words_of_a_newer_owner_are_generic(two: Two) -> None:
+    async def answer(query: pb.RecallQuery) -> bytes:
+        made = pb.RecallOnceResponse()
+        if not query.count_words:
+            one = made.recollections.recollections.add(score=9, relevance=0.9, status=cast("Any", 77))
+            one.fragment.MergeFrom(fragment_pb2.Fragment(id="0" * 26, content="tea of tomorrow", etag="tomorrow's"))
+            one.fragment.kind, one.fragment.tier = cast("Any", 78), cast("Any", 79)
+            one.fragment.metadata["future"].MergeFromString(b"\x9a\x06\x01x")
+            one.suspicions.add(newer_id="0" * 26, older_id="1" * 26, reason="of tomorrow")
+            made.done.near_misses.add(fragment_id="2" * 26, stage="of tomorrow", score=1)
+        return made.SerializeToString()
+
+    async with owned_by(two, answer):
+        found = await ask(two.front, near_misses=9)
+    best = found.recollections.recollections[0]
+    assert (best.memory, best.fragment.content) == ("ns/there", "tea of tomorrow")
+    assert [each.reason for each in best.suspicions] == ["other"]
+    assert "other" in [miss.stage for miss in found.done.near_misses if miss.fragment_id == "2" * 26]
+    assert not best.fragment.metadata
+
+
+async def test_a_paused_owner_is_named_within_the_deadline(two: Two) -> None:
+    async def answer(_query: pb.RecallQuery) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError("nothing ends the pause")
+
+    scopes = [pb.RecallScope(memory="ns/here"), pb.RecallScope(memory="ns/there")]
+    query = pb.RecallQuery(text="hot tea", now=NOW, reinforce=False, scopes=scopes)
+    async with owned_by(two, answer):
+        found = await two.front.streams.RecallOnce(pb.RecallOnceRequest(query=query), timeout=3)
+    assert {one.memory for one in found.recollections.recollections} == {"ns/here"}
+    assert "gave no answer in time" in found.done.memories[1].degraded
+
+
+async def test_another_owner_counts_what_is_kept(two: Two) -> None:
+    query = pb.RecallQuery(
+        text="hot tea",
+        now=NOW,
+        reinforce=True,
+        limit=2,
+        scopes=[pb.RecallScope(memory="ns/here"), pb.RecallScope(memory="ns/there")],
+    )
+    answer = await two.front.streams.RecallOnce(pb.RecallOnceRequest(query=query), timeout=30)
+    kept = {one.fragment.content for one in answer.recollections.recollections if one.memory == "ns/there"}
+    assert 0 < len(kept) < len(TEXTS["there"])
+
+    async def counted() -> bool:
+        listed = await two.there.memories.ListFragments(ListFragmentsRequest(namespace="ns", memory="there"))
+        return {one.content for one in listed.fragments if one.access_count} == kept
+
+    await until(counted)
 
 
 async def test_an_owner_that_is_gone_is_named(two: Two) -> None:

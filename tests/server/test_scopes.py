@@ -249,6 +249,24 @@ async def test_the_sdk_asks_several_memories(client: memstream.Client, names: di
     assert [part.memory for part in left.memories] == [names["joy"]]
 
 
+async def test_a_stream_of_the_sdk_asks_several_memories(client: memstream.Client, names: dict[str, str]) -> None:
+    once = await client.recall_once([*names.values()], "tea", reinforce=False, omit_working_memory=True)
+    async with client.recall([*names.values(), "nobody/here"], partial=True) as stream:
+        answer = await stream.query("tea", reinforce=False, omit_working_memory=True)
+        assert [one.fragment.id for one in answer] == [one.fragment.id for one in once]
+        assert [part.memory for part in answer.memories] == list(names.values())
+        async with stream.subscribe("elephant") as changes:
+            await anext(changes)
+            await client.memory(names["joy"]).observe_batch(["the elephant of joy is grey"])
+            change = await anext(changes)
+            assert [(one.memory, one.fragment.content) for one in change.entered][:1] == [
+                (names["joy"], "the elephant of joy is grey")
+            ]
+    async with client.recall([names["joy"], "nobody/here"]) as stream:
+        with pytest.raises(memstream.MemoryNotFound, match="nobody/here"):
+            await stream.query("tea")
+
+
 async def test_filters_are_inside_of_filters(client: memstream.Client, names: dict[str, str]) -> None:
     memory = client.memory(names["bob"])
     sessions = memstream.Filter(sessions=["s-bob"])

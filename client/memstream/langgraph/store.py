@@ -48,7 +48,7 @@ from memstream.langgraph.operations import check_operation
 from memstream.memory import Memory
 from memstream.sync import Client
 from memstream.sync.loop import LOOP
-from memstream.values import Filter, FragmentKind, MemoryKind, Observation, Weights
+from memstream.values import Filter, FragmentKind, MemoryKind, Observation, Scope, Weights
 
 T = TypeVar("T")
 BATCH_MAX = 128
@@ -58,6 +58,10 @@ RECALL_MAX = 1_000
 NAMED_MAX = 1_000
 """Ids that a query can exclude, or be restricted to."""
 PAGE = 1_000
+SCOPES_MAX = 100
+"""Memories that one recall may name,"""
+MEMORIES_MAX = 1_000
+"""and that it may ask in all."""
 CALLS_MAX = 16
 """Calls in flight for one operation."""
 POLICY = {
@@ -248,12 +252,20 @@ class MemstreamStore(BaseStore):
     async def _rank_items(
         self, within: Sequence[Namespace], op: SearchOp, end: int
     ) -> list[tuple[StoredItem, float | None]]:
-        each = await _map_concurrently(within, lambda namespace: self._recall_items(namespace, op, end))
-        found = [one for part in each for one in part]
+        """The best of all namespaces, by one recall over their memories, or by one for each thousand."""
+        found: list[tuple[StoredItem, float | None]] = []
+        for start in range(0, len(within), MEMORIES_MAX):
+            found += await self._recall_items(within[start : start + MEMORIES_MAX], op, end)
         return sorted(found, key=lambda one: one[1] or 0.0, reverse=True)
 
+    def _list_scopes(self, within: Sequence[Namespace], op: SearchOp) -> list[str | Scope]:
+        """The memories by name if they are few, else by what their names begin with: `within` decides what counts."""
+        if len(within) <= SCOPES_MAX:
+            return [str(self._memory(namespace).path) for namespace in within]
+        return [Scope(prefix=f"{self._namespace}/{name_prefix(tuple(op.namespace_prefix))}")]
+
     async def _recall_items(
-        self, namespace: Namespace, op: SearchOp, end: int
+        self, within: Sequence[Namespace], op: SearchOp, end: int
     ) -> list[tuple[StoredItem, float | None]]:
         """The best `end` items that pass the filter, which the server cannot evaluate.
 
@@ -264,11 +276,18 @@ class MemstreamStore(BaseStore):
         seen: list[str] = []
         limit = min(RECALL_MAX, end if not op.filter else max(end, PAGE // 10))
         while len(seen) <= NAMED_MAX:
-            more, last = await self._query_page(namespace, op, limit, Filter(exclude_ids=seen), seen)
+            more, last = await self._query_page(within, op, limit, Filter(exclude_ids=seen), seen)
             found |= more
             if last or len(found) >= end:
                 return list(found.values())
             limit = min(RECALL_MAX, 2 * limit)
+        for each in await _map_concurrently(within, lambda namespace: self._query_passing(namespace, op)):
+            found |= each
+        return list(found.values())
+
+    async def _query_passing(self, namespace: Namespace, op: SearchOp) -> dict[str, tuple[StoredItem, float | None]]:
+        """The items of a namespace that pass the filter, asked for by their keys."""
+        found: dict[str, tuple[StoredItem, float | None]] = {}
         names = [
             external_id(one.key)
             async for one in self._iterate_items(namespace, PAGE)
@@ -276,29 +295,30 @@ class MemstreamStore(BaseStore):
         ]
         for start in range(0, len(names), NAMED_MAX):
             chosen = Filter(metadata={ID: names[start : start + NAMED_MAX]})
-            found |= (await self._query_page(namespace, op, RECALL_MAX, chosen, seen))[0]
-        return list(found.values())
+            found |= (await self._query_page([namespace], op, RECALL_MAX, chosen, []))[0]
+        return found
 
     async def _query_page(
-        self, namespace: Namespace, op: SearchOp, limit: int, chosen: Filter, seen: list[str]
+        self, within: Sequence[Namespace], op: SearchOp, limit: int, chosen: Filter, seen: list[str]
     ) -> tuple[dict[str, tuple[StoredItem, float | None]], bool]:
-        """(passing items of one answer by id, whether the memory is exhausted); adds the answer's ids to `seen`."""
-        try:
-            answer = await self._memory(namespace).recall_once(
-                op.query or "",
-                limit=limit,
-                weights=Weights(alpha=0, beta=1, gamma=0),
-                filter=replace(chosen, kinds=[FragmentKind.OBSERVATION], metadata={**chosen.metadata, INDEXED: True}),
-                reinforce=False,
-                omit_working_memory=True,
-                fold=False,  # two keys may have equal values
-            )
-        except MemoryNotFound:
-            return {}, True
+        """(passing items of one answer by id, whether the memories are exhausted); adds the answer's ids to `seen`."""
+        by_path = {str(self._memory(each).path): each for each in within}
+        answer = await self._client.asynchronous.recall_once(
+            self._list_scopes(within, op),
+            op.query or "",
+            partial=True,  # one that was deleted since it was listed
+            limit=limit,
+            weights=Weights(alpha=0, beta=1, gamma=0),
+            filter=replace(chosen, kinds=[FragmentKind.OBSERVATION], metadata={**chosen.metadata, INDEXED: True}),
+            reinforce=False,
+            omit_working_memory=True,
+            fold=False,  # two keys may have equal values
+        )
         found: dict[str, tuple[StoredItem, float | None]] = {}
         for hit in answer:
             seen.append(hit.fragment.id)
-            one = stored_item(namespace, hit.fragment, datetime.now(UTC))
+            namespace = by_path.get(hit.memory) if hit.memory else within[0]  # one memory is not named
+            one = None if namespace is None else stored_item(namespace, hit.fragment, datetime.now(UTC))
             if one is not None and passes_filter(one.value, op.filter):
                 found[one.id] = (one, hit.relevance)
         return found, not answer or len(answer) >= answer.eligible

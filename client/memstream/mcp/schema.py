@@ -110,6 +110,14 @@ After = Annotated[
         description="The id of the last fragment of the previous page. Empty: from the start.",
     ),
 ]
+Memories = Annotated[
+    list[str] | None,
+    Field(description="Several memories, NAMESPACE/NAME, asked in one ranking in place of `memory`.", max_length=100),
+]
+Where = Annotated[
+    str,
+    Field(description='Only fragments that this selects, for instance metadata.n >= 3 and not speaker = "Bob".'),
+]
 Memory = Annotated[str, Field(description="Another memory, NAMESPACE/NAME. Empty: the agent's own.")]
 
 # ---- results
@@ -129,7 +137,7 @@ class Remembered(BaseModel):
     tier: str = Field(description="Where it is: sensory, short_term or long_term.")
     kind: str = Field(description="observation, or insight: derived by the server from others.")
     importance: float = Field(description="0 to 1.")
-    metadata: dict[str, str | int | float | bool] = Field(description="The metadata it was observed with.")
+    metadata: dict[str, Any] = Field(description="The metadata it was observed with.")
     key: str = Field(description="The key it was observed with; empty if none.")
     superseded_by: str = Field(description="The id of the fragment that corrects it; empty if it is not corrected.")
 
@@ -144,6 +152,7 @@ class Reply(Remembered):
 class Recalled(Reply):
     """A fragment that answers a query."""
 
+    memory: str = Field(default="", description="If several memories were asked: the one that holds it.")
     later_id: str = Field(
         description="If a later statement of the speaker, listed before it, may have replaced it: the id of that one."
     )
@@ -310,7 +319,7 @@ def remembered_fields(fragment: Fragment) -> dict[str, Any]:
 def recalled_fields(hit: Recollection) -> dict[str, Any]:
     """The fields of Recalled."""
     replies = [] if hit.companion is None else [Reply(**_scored_fields(hit.companion))]
-    return {**_scored_fields(hit), "later_id": hit.later_id, "replies": replies}
+    return {**_scored_fields(hit), "memory": hit.memory, "later_id": hit.later_id, "replies": replies}
 
 
 def _scored_fields(hit: Recollection) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from memstream.mcp.schema import (
     Key,
     Listing,
     ListLimit,
+    Memories,
     Memory,
     Metadata,
     NewWords,
@@ -52,6 +53,7 @@ from memstream.mcp.schema import (
     TokenBudget,
     TurnContext,
     Until,
+    Where,
     With,
     Words,
     earlier_fields,
@@ -162,15 +164,23 @@ class Tools:
         metadata: With = None,
         memory: Memory = "",
         time_zone: TimeZone = "",
+        memories: Memories = None,
+        where: Where = "",
     ) -> Recollections:
         """Ask what is remembered about something; returns the best answers first, and recent fragments.
 
         Times in the query, such as "last week", are understood."""
-        path = await self._resolve_memory(memory)
         options = RecallOptions(
-            limit=limit, filter=_filter(speaker, session, since, until, metadata, time_zone), time_zone=time_zone
+            limit=limit, filter=_filter(speaker, session, since, until, metadata, time_zone, where), time_zone=time_zone
         )
-        answer = await self._client.memory(path).recall_once(query, **options)
+        if memories:
+            path = ", ".join(memories)
+            answer = await self._client.recall_once(
+                [await self._resolve_memory(each) for each in memories], query, **options
+            )
+        else:
+            path = await self._resolve_memory(memory)
+            answer = await self._client.memory(path).recall_once(query, **options)
         found = [Recalled(**recalled_fields(hit)) for hit in answer]
         ranked = {one.id for hit in answer for one in hit.fragments}
         working = [Remembered(**remembered_fields(one)) for one in answer.working_memory if one.id not in ranked]
@@ -252,13 +262,14 @@ class Tools:
         metadata: With = None,
         memory: Memory = "",
         time_zone: TimeZone = "",
+        where: Where = "",
     ) -> Listing:
         """List everything that is remembered, page by page. To find something, use recall."""
         path = await self._resolve_memory(memory)
         page: list[Fragment] = []
         begun = not after
         listing = self._client.memory(path).list_fragments(
-            _filter(speaker, session, since, until, metadata, time_zone), page_size=PAGE if after else limit + 1
+            _filter(speaker, session, since, until, metadata, time_zone, where), page_size=PAGE if after else limit + 1
         )
         async for fragment in listing:
             if fragment.id == after:
@@ -294,13 +305,16 @@ class Tools:
         return error.summary()
 
 
-def _filter(speaker: str, session: str, since: str | None, until: str | None, metadata: With, time_zone: str) -> Filter:
+def _filter(
+    speaker: str, session: str, since: str | None, until: str | None, metadata: With, time_zone: str, where: str
+) -> Filter:
     return Filter(
         speakers=[speaker] if speaker else (),
         sessions=[session] if session else (),
         observe_time_min=_read_time("since", since, time_zone),
         observe_time_max=_read_time("until", until, time_zone),
         metadata={**(metadata or {})},
+        expression=where,
     )
 
 

@@ -21,6 +21,7 @@ from memstream.sync.bases import Connected, Context
 from memstream.sync.conversations import Conversation
 from memstream.sync.loop import LOOP
 from memstream.sync.memory import Memory
+from memstream.sync.streams import RecallStream
 from memstream.transactions import TransactionResult, TransactionWrite
 from memstream.transfer import ExportPart
 from memstream.values import Filter, MemoryKind, RecallOptions, Scope, Structured
@@ -145,6 +146,11 @@ class Client(Connected):
         """Deletes a user's state and the conversations with the label `user` of that value; returns how many these
         were. Nothing of them stays in the server's files."""
         return LOOP.run(self._inner.erase_user(namespace, user))
+
+    def recall(self, scopes: Several[str | Scope], *, session: str = "", partial: bool = False) -> RecallStream:
+        """A stream of queries over several memories, each answered by one ranking; also of standing queries. See
+        `recall_once`; a prefix and labels select the memories that exist when a query is ranked."""
+        return RecallStream(LOOP.make(lambda: self._inner.recall(scopes, session=session, partial=partial)))
 
     def recall_once(
         self,

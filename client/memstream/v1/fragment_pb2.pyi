@@ -1042,7 +1042,7 @@ class Suspicion(_message.Message):
     """The fragment that may be outdated."""
     reason: _builtins.str
     """"twins": they share many words. Earlier versions recorded what differs: "number", "date", "name", "place",
-    "polarity", "change". A later server may add reasons.
+    "polarity", "change". "other": one that only the newer server that owns the memory knows. A later server may add reasons.
     """
     @_builtins.property
     @_deprecated("""This field has been marked as deprecated using proto field options.""")

@@ -1552,7 +1552,7 @@ class NearMiss(_message.Message):
     fragment_id: _builtins.str
     """Its id."""
     stage: _builtins.str
-    """What removed it: "filter", "superseded" (see `superseded_by`), "validity" (it is outside its validity), "candidates",
+    """What removed it: "other" (one that only the newer server that owns the memory knows), "filter", "superseded" (see `superseded_by`), "validity" (it is outside its validity), "candidates",
     "min_relevance", "folded" (a recollection says the same), "limit", "budget".
     """
     score: _builtins.float

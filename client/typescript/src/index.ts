@@ -8,7 +8,8 @@
  */
 import { randomUUID } from "node:crypto";
 
-import type { MessageInitShape } from "@bufbuild/protobuf";
+import { clone } from "@bufbuild/protobuf";
+import type { MessageInitShape, MessageShape } from "@bufbuild/protobuf";
 import type { Client as GeneratedClient } from "@connectrpc/connect";
 
 import type { BlockService } from "./gen/memstream/v1/block_service_pb.js";
@@ -18,7 +19,8 @@ import { CreateMemoryRequestSchema } from "./gen/memstream/v1/memory_service_pb.
 import type { MemoryService } from "./gen/memstream/v1/memory_service_pb.js";
 import type { OperationService } from "./gen/memstream/v1/operation_service_pb.js";
 import type { ServerService } from "./gen/memstream/v1/server_service_pb.js";
-import type { StreamService } from "./gen/memstream/v1/stream_service_pb.js";
+import { RecallQuerySchema, RecallScopeSchema } from "./gen/memstream/v1/stream_service_pb.js";
+import type { RecallOnceRequestSchema, StreamService } from "./gen/memstream/v1/stream_service_pb.js";
 import type { Ack } from "./gen/memstream/v1/stream_service_pb.js";
 import { toAnswer } from "./answer.js";
 import type { Answer } from "./answer.js";
@@ -118,10 +120,45 @@ export class Client {
     return this.createMemory(path, { existOk: true });
   }
 
+  /**
+   * Sends one query over several memories, without a stream: "namespace/name", or scopes with weight, limit, filter, prefix
+   * or labels. Rejects for a memory that does not exist or that you may not recall; with `partial`, leaves it out.
+   */
+  async recallOnce(scopes: readonly RecallScope[], what: Query, options: ScopesOptions = {}): Promise<Answer> {
+    checkOptions("options", options, { partial: true, ...QUERY_OPTIONS });
+    const query = clone(RecallQuerySchema, toQuery(what));
+    query.scopes = scopes.map((one) => toScope(one));
+    query.partial = options.partial ?? false;
+    return sendQuery(this.link, { query }, options);
+  }
+
   /** Ends the connection and every stream on it. */
   close(): void {
     this.link.close();
   }
+}
+
+/** Memories of a recall over several: "namespace/name", or a message. */
+export type RecallScope = string | MessageInitShape<typeof RecallScopeSchema>;
+
+/** Options of `Client.recallOnce`. */
+export interface ScopesOptions extends QueryOptions {
+  /** Leaves out named memories that do not exist or that you may not recall. */
+  readonly partial?: boolean;
+}
+
+function toScope(one: RecallScope): MessageShape<typeof RecallScopeSchema> {
+  return checkedMessage("scopes", RecallScopeSchema, typeof one === "string" ? { memories: { case: "memory", value: one } } : one);
+}
+
+async function sendQuery(
+  link: Link,
+  request: MessageInitShape<typeof RecallOnceRequestSchema>,
+  options: QueryOptions,
+): Promise<Answer> {
+  const { recollections, done } = await link.streams.recallOnce(request, callLimits(options));
+  if (!done) throw protocolViolationError("the server's answer is incomplete");
+  return toAnswer(recollections ? [recollections] : [], done);
 }
 
 /** Options of `Client.createMemory`; those that are not given take the server's defaults. */
@@ -197,11 +234,7 @@ export class Memory {
   async recallOnce(what: Query, options: QueryOptions = {}): Promise<Answer> {
     checkOptions("options", options, QUERY_OPTIONS);
     const { namespace, name } = this.path;
-    const request = { namespace, memory: name, query: toQuery(what) };
-    const limits = callLimits(options);
-    const { recollections, done } = await this.link.streams.recallOnce(request, limits);
-    if (!done) throw protocolViolationError("the server's answer is incomplete");
-    return toAnswer(recollections ? [recollections] : [], done);
+    return sendQuery(this.link, { namespace, memory: name, query: toQuery(what) }, options);
   }
 
   /** Returns every event of the memory once. */

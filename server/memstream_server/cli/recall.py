@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, TypeVar, cast
 
 import click
 from rich.console import Console
 from rich.text import Text
 
 from memstream.answer_values import Answer, Explanation, InterpretedTime, Recollection
-from memstream.memory import Memory
+from memstream.client import Client
+from memstream.recall import RecallStream
 from memstream.standing import AnswerChange
-from memstream.values import Filter, RecallOptions, Truth, TruthStatus, Weights
+from memstream.values import Filter, RecallOptions, Scope, Truth, TruthStatus, Weights
 from memstream_server.cli.failures import Misuse
-from memstream_server.cli.options import TimeParam, as_of_option, filter_options, json_option, time_zone_option
+from memstream_server.cli.options import (
+    LabelParam,
+    TimeParam,
+    as_of_option,
+    filter_options,
+    json_option,
+    time_zone_option,
+)
 from memstream_server.cli.output import (
     create_table,
     escape_line,
@@ -30,11 +41,61 @@ from memstream_server.cli.server import Server, server_options
 
 _WORDS_SHOWN = 1_000
 _NEAR_MISSES = 10
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The memory that is asked, or several."""
+
+    memory: str
+    scopes: tuple[Scope, ...]
+    partial: bool
+
+    def open(self, client: Client) -> RecallStream:
+        return client.recall(self.scopes, partial=self.partial) if self.scopes else client.memory(self.memory).recall()
+
+    async def recall(self, client: Client, query: str, options: RecallOptions) -> Answer:
+        if self.scopes:
+            return await client.recall_once(self.scopes, query, partial=self.partial, **options)
+        return await client.memory(self.memory).recall_once(query, **options)
+
+
+def _target_options(command: F) -> F:
+    """Adds the memory or memories, the query and the weights, as the arguments `asked` and `weights`."""
+
+    @click.argument("words", nargs=-1, required=True, metavar="[MEMORY] QUERY")
+    @click.option(
+        "--memory",
+        "memories",
+        multiple=True,
+        metavar="NAMESPACE/NAME[=WEIGHT]",
+        help="One of several memories, in place of MEMORY (may be repeated). The score times the weight ranks.",
+    )
+    @click.option(
+        "--prefix",
+        "prefixes",
+        multiple=True,
+        metavar="TEXT[=WEIGHT]",
+        help="All memories whose NAMESPACE/NAME begins with this (may be repeated).",
+    )
+    @click.option("--label", "labels", multiple=True, type=LabelParam(), help="All memories with these labels.")
+    @click.option("--partial", is_flag=True, help="Leave out memories that do not exist or that you may not recall.")
+    @click.option("--alpha", type=click.FloatRange(0, 100), help="Weight of recency.")
+    @click.option("--beta", type=click.FloatRange(0, 100), help="Weight of relevance.")
+    @click.option("--gamma", type=click.FloatRange(0, 100), help="Weight of importance.")
+    @functools.wraps(command)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        scopes = _list_scopes(kwargs.pop("memories"), kwargs.pop("prefixes"), kwargs.pop("labels"))
+        asked = _read_target(kwargs.pop("words"), scopes, kwargs.pop("partial"), kwargs["min_revision"])
+        weights = Weights(kwargs.pop("alpha"), kwargs.pop("beta"), kwargs.pop("gamma"))
+        return command(*args, asked=asked, weights=weights, **kwargs)
+
+    return cast("F", wrapper)
 
 
 @click.command("recall", short_help="Query a memory.")
-@click.argument("memory")
-@click.argument("query")
+@_target_options
 @click.option(
     "-n", "--limit", type=click.IntRange(min=1), help="Maximum number of recollections. Default: the memory's policy."
 )
@@ -42,9 +103,6 @@ _NEAR_MISSES = 10
 @click.option("--working", is_flag=True, help="Also show the working memory (the short-term tier).")
 @filter_options
 @click.option("--min-relevance", type=click.FloatRange(0, 1), help="Minimum relevance of a recollection.")
-@click.option("--alpha", type=click.FloatRange(0, 100), help="Weight of recency.")
-@click.option("--beta", type=click.FloatRange(0, 100), help="Weight of relevance.")
-@click.option("--gamma", type=click.FloatRange(0, 100), help="Weight of importance.")
 @click.option(
     "--now",
     type=TimeParam(),
@@ -89,16 +147,13 @@ _NEAR_MISSES = 10
 @server_options
 @json_option
 def recall_command(
-    memory: str,
-    query: str,
+    asked: tuple[_Target, str],
+    weights: Weights,
     limit: int | None,
     explain: bool,
     working: bool,
     chosen: Filter | None,
     min_relevance: float | None,
-    alpha: float | None,
-    beta: float | None,
-    gamma: float | None,
     now: datetime | None,
     time_zone: str | None,
     interpret_time: bool | None,
@@ -117,6 +172,8 @@ def recall_command(
 ) -> None:
     """Recall what MEMORY (NAMESPACE/NAME) knows about QUERY, best first.
 
+    Without MEMORY, --memory, --prefix and --label name several memories, which make one ranking.
+
     With --explain, each score is shown as a sum: value x weight of every part.
 
     \b
@@ -125,12 +182,13 @@ def recall_command(
       memstream recall demo/joy "what did we decide?" --speaker Bob --since 7d --metadata project=apollo
       memstream recall demo/joy "where does Ann live?" --all
       memstream recall demo/joy "what did we do last week?" --time-zone Europe/Berlin
-      memstream recall demo/joy "where does Bob live?" --as-of 7d
       memstream recall demo/joy "what is my name?" --json | jq -r '.recollections[0].fragment.content'
       memstream recall demo/joy "where is the key?" -n 3 --follow
+      memstream recall --memory user/bob --memory team/core=0.5 "where do we meet?"
 
     With --follow, each change prints as lines with "+" (entered), "~" (changed) and "-" (left), or as a JSON object.
     """
+    target, query = asked
     _check_follow(follow, working or bool(reinforce), as_of is not None, receipt)
     options = RecallOptions(
         explain=explain,
@@ -138,7 +196,7 @@ def recall_command(
         omit_working_memory=not working,
         token_budget=token_budget,
         min_revision=min_revision,
-        weights=Weights(alpha, beta, gamma),
+        weights=weights,
         limit=limit,
         min_relevance=min_relevance,
         filter=chosen,
@@ -154,10 +212,39 @@ def recall_command(
     )
     if follow:
         with contextlib.suppress(KeyboardInterrupt):  # the normal end
-            server.run_with_client(lambda client: _follow_answer(client.memory(memory), query, options, as_json))
+            server.run_with_client(lambda client: _follow_answer(target.open(client), query, options, as_json))
         return
-    answer = server.run_with_client(lambda client: client.memory(memory).recall_once(query, **options))
+    answer = server.run_with_client(lambda client: target.recall(client, query, options))
     print_json(answer) if as_json else print_answer(answer, explain, working)
+
+
+def _list_scopes(memories: Sequence[str], prefixes: Sequence[str], labels: Sequence[tuple[str, str]]) -> list[Scope]:
+    found = [Scope(memory=text, weight=weight) for text, weight in map(_split_weight, memories)]
+    found += [Scope(prefix=text, weight=weight) for text, weight in map(_split_weight, prefixes)]
+    return [*found, Scope(labels=dict(labels))] if labels else found
+
+
+def _split_weight(text: str) -> tuple[str, float | None]:
+    name, equals, weight = text.partition("=")
+    try:
+        return name, float(weight) if equals else None
+    except ValueError:
+        raise Misuse(f"{weight!r} is no weight: write {name}=0.5 for instance") from None
+
+
+def _read_target(
+    words: Sequence[str], scopes: Sequence[Scope], partial: bool, min_revision: int
+) -> tuple[_Target, str]:
+    """(what is asked, the query). Raises Misuse."""
+    if len(words) != (1 if scopes else 2):
+        if scopes:
+            raise Misuse("--memory, --prefix and --label name the memories: give QUERY alone, in quotes")
+        raise Misuse("Missing argument 'QUERY'" if len(words) < 2 else "give MEMORY and QUERY: put QUERY into quotes")
+    if scopes and min_revision:
+        raise Misuse("--min-revision is of one memory: omit it, or name MEMORY")
+    if partial and not scopes:
+        raise Misuse("--partial is for several memories: name them with --memory, --prefix or --label")
+    return _Target("" if scopes else words[0], tuple(scopes), partial), words[-1]
 
 
 def _wanted_truth(truth: str | None, everything: bool) -> Truth | None:
@@ -179,9 +266,9 @@ def _check_follow(follow: bool, extra: bool, past: bool, receipt: bool) -> None:
         raise Misuse("--follow shows no working memory and reinforces nothing: omit --working and --reinforce")
 
 
-async def _follow_answer(memory: Memory, query: str, options: RecallOptions, as_json: bool) -> None:
+async def _follow_answer(stream: RecallStream, query: str, options: RecallOptions, as_json: bool) -> None:
     known: dict[str, Recollection] = {}
-    async with memory.recall() as recalls, recalls.subscribe(query, **options) as changes:
+    async with stream as recalls, recalls.subscribe(query, **options) as changes:
         async for change in changes:
             if as_json:
                 print_json(change)
@@ -232,7 +319,7 @@ def print_answer(answer: Answer, explain: bool, working: bool) -> None:
 def _format_hit(hit: Recollection) -> Text:
     fragment = hit.fragment
     source = " · ".join(
-        part for part in (format_time(fragment.observe_time), fragment.speaker, fragment.session) if part
+        part for part in (hit.memory, format_time(fragment.observe_time), fragment.speaker, fragment.session) if part
     )
     lines = [Text(escape_text(source).plain, style="dim")] if source else []
     lines.append(escape_text(fragment_text(fragment), _WORDS_SHOWN))

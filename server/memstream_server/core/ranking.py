@@ -124,6 +124,7 @@ class Stage(StrEnum):
     LIMIT = "limit"
     FOLDED = "folded"  # folded into a better fragment
     BUDGET = "budget"  # set by the caller for what core/budget.py removed
+    OTHER = "other"  # one of a newer server that owns the memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ class ConflictReason(StrEnum):
     """Why two statements are suspected."""
 
     TWINS = "twins"
+    OTHER = "other"  # one of a newer server that owns the memory
     # Of suspicions that earlier versions recorded:
     NUMBER = "number"
     DATE = "date"

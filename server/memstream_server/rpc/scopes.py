@@ -16,6 +16,7 @@ import grpc.aio
 from msgspec import structs
 
 from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.fragment_pb2 import FragmentFilter
 from memstream_server.core.lexical import WordStatistics
 from memstream_server.engine.errors import EngineError
 from memstream_server.engine.recall.scopes import Asked, Together
@@ -81,6 +82,17 @@ class _Other:
         if scope.query.reinforce is not None:
             query.reinforce = scope.query.reinforce
         return scopes.read_answer(await self._ask(namespace, name, query))
+
+    async def reinforce(
+        self, scope: Scope, namespace: str, name: str, words: tuple[WordStatistics, ...], kept: Sequence[str]
+    ) -> None:
+        """See OtherOwner: a recall of these alone, which reinforces."""
+        query = pb.RecallQuery.FromString(queries.add_words(scope.message, words))
+        these = FragmentFilter(none_of=[FragmentFilter(exclude_ids=kept)])
+        query.filter.CopyFrom(FragmentFilter(all_of=[query.filter, these]))
+        query.limit, query.min_relevance, query.reinforce = len(kept), 0, True
+        query.near_misses, query.explain, query.receipt, query.omit_working_memory = 0, False, False, True
+        await self._ask(namespace, name, query)
 
     async def _ask(self, namespace: str, name: str, query: pb.RecallQuery) -> pb.RecallOnceResponse:
         request = pb.RecallOnceRequest(namespace=namespace, memory=name, session=self.session, query=query)

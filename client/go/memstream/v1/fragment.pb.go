@@ -1847,7 +1847,7 @@ type Suspicion struct {
 	// The fragment that may be outdated.
 	OlderId string `protobuf:"bytes,2,opt,name=older_id,json=olderId,proto3" json:"older_id,omitempty"`
 	// "twins": they share many words. Earlier versions recorded what differs: "number", "date", "name", "place",
-	// "polarity", "change". A later server may add reasons.
+	// "polarity", "change". "other": one that only the newer server that owns the memory knows. A later server may add reasons.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	// When it was found.
 	CreateTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=create_time,json=createTime,proto3" json:"create_time,omitempty"`

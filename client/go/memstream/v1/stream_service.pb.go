@@ -2985,7 +2985,7 @@ type NearMiss struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its id.
 	FragmentId string `protobuf:"bytes,1,opt,name=fragment_id,json=fragmentId,proto3" json:"fragment_id,omitempty"`
-	// What removed it: "filter", "superseded" (see `superseded_by`), "validity" (it is outside its validity), "candidates",
+	// What removed it: "other" (one that only the newer server that owns the memory knows), "filter", "superseded" (see `superseded_by`), "validity" (it is outside its validity), "candidates",
 	// "min_relevance", "folded" (a recollection says the same), "limit", "budget".
 	Stage string `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
 	// Its score, if it was scored.

@@ -8,6 +8,7 @@ import { createServer as createTlsServer } from "node:tls";
 
 import { Code, ConnectError } from "@connectrpc/connect";
 
+import type { RecallOnceRequest } from "../gen/memstream/v1/stream_service_pb.js";
 import { connect } from "../index.js";
 import { pings } from "../link.js";
 import { LIMIT_MS, withScripted } from "./scripted.js";
@@ -91,6 +92,18 @@ void test("a server that answers the pings is waited for", { timeout: 3 * LIMIT_
 });
 
 const exhausted = (thrown: unknown): boolean => thrown instanceof ConnectError && thrown.code === Code.ResourceExhausted;
+
+void test("one call asks several memories", { timeout: LIMIT_MS }, async () => {
+  let asked: unknown[] = [];
+  const recallOnce = ({ memory, query }: RecallOnceRequest): { done: object } => {
+    asked = [memory, query?.partial, ...(query?.scopes ?? []).map(({ memories, weight }) => [memories.value, weight])];
+    return { done: {} };
+  };
+  await withScripted({ recallOnce, settings: ONCE }, async (_memory, client) => {
+    await client.recallOnce(["user/bob", { memories: { case: "prefix", value: "team/" }, weight: 0.5 }], "tea", { partial: true });
+  });
+  assert.deepEqual(asked, ["", true, ["user/bob", undefined], ["team/", 0.5]]);
+});
 
 void test("an answer may have some megabytes, and no more than 64", { timeout: 6 * LIMIT_MS }, async () => {
   let size = 6 << 20;

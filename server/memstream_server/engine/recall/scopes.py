@@ -11,7 +11,7 @@ Rule 4. Only recollections of the whole answer are accesses.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
@@ -100,6 +100,9 @@ class OtherOwner(Protocol):
 
     async def recall(self, scope: Scope, namespace: str, name: str, words: Words) -> RecallAnswer:
         """The memory's answer, within the time of the call. Raises EngineError."""
+
+    async def reinforce(self, scope: Scope, namespace: str, name: str, words: Words, kept: Sequence[str]) -> None:
+        """Count an access of these of its recollections. Raises EngineError."""
 
 
 class Wire(Protocol):
@@ -310,6 +313,8 @@ class SeveralMemories:
                 shown = tuple([one for one in answer.recollections if one.memory == part.asked.path])
                 kept = replace(part.answer, recollections=shown)
                 self._reinforcement.queue_answer(part.actor, part.asked.scope.query, kept)
+        owners = {each.path: other for each, other in zip(asked, others, strict=True) if other is not None}
+        await _reinforce_others(parts, owners, words, answer)
         return answer
 
     async def follow(
@@ -397,9 +402,27 @@ class SeveralMemories:
         return Part(asked, answer, together.actors.pop() if together.actors else None)
 
 
+async def _reinforce_others(
+    parts: Sequence[Part], owners: Mapping[str, OtherOwner], words: Words, answer: RecallAnswer
+) -> None:
+    """Other servers count what the whole answer has: before, they cannot know."""
+    asking: list[Awaitable[None]] = []
+    for part in parts:
+        asked, query = part.asked, part.asked.scope.query
+        wanted = asked.record.policy.recall.reinforce if query.reinforce is None else query.reinforce
+        kept = [one.id for found in answer.recollections if found.memory == asked.path for one in _fragments_of(found)]
+        if asked.path in owners and wanted and kept and query.as_of is None and part.error is None:
+            owner = owners[asked.path]
+            asking.append(owner.reinforce(asked.scope, asked.namespace, asked.name, words, kept))
+    for failed in await asyncio.gather(*asking, return_exceptions=True):
+        if failed is not None and not isinstance(failed, (MemoryNotFound, *_UNANSWERED)):  # the answer is good without
+            raise failed
+
+
 async def _ask_other(asked: Asked, other: OtherOwner, words: Words) -> Part:
+    quiet = replaced(asked.scope, query=replace(asked.scope.query, reinforce=False))
     try:
-        return Part(asked, await other.recall(asked.scope, asked.namespace, asked.name, words))
+        return Part(asked, await other.recall(quiet, asked.namespace, asked.name, words))
     except (MemoryNotFound, *_UNANSWERED) as error:
         return Part(asked, NOTHING, None, error)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -125,6 +126,7 @@ def _read_labels(found: Violations, field: str, selector: pb.LabelSelector, limi
 
 
 _NO_QUERY = Query("")
+_Word = TypeVar("_Word", bound=StrEnum)
 
 
 def _with_query(
@@ -209,7 +211,12 @@ def _read_recollection(message: pb.Recollection) -> Recollection:
             for link in message.chain
         ),
         suspicions=tuple(
-            Suspicion(each.newer_id, each.older_id, ConflictReason(each.reason), _time_us(each.create_time))
+            Suspicion(
+                each.newer_id,
+                each.older_id,
+                _read_word(ConflictReason, each.reason, ConflictReason.OTHER),
+                _time_us(each.create_time),
+            )
             for each in message.suspicions
         ),
         later_id=message.later_id,
@@ -229,7 +236,6 @@ def _read_fragment(message: fragment_pb2.Fragment) -> Fragment:
         if message.HasField(name)  # type: ignore[arg-type]
     }
     repeat_us = times.pop("last_observe_time_us", 0)
-    _, _, version = message.etag.partition("-")
     return Fragment(
         id=message.id,
         content=message.content if structured is None else structured.text(),
@@ -250,11 +256,24 @@ def _read_fragment(message: fragment_pb2.Fragment) -> Fragment:
         token_count=message.token_count,
         model=message.model,
         repeat_time_us=repeat_us,
-        version=int(version, 16) if version else 0,
+        version=_read_version(message.etag),
         superseded_by=message.superseded_by,
         supersedes=tuple(message.supersedes),
         **times,
     )
+
+
+def _read_word(kind: type[_Word], text: str, other: _Word) -> _Word:
+    """The value that a text names; `other` for one that only a newer server has."""
+    return kind(text) if text in kind.__members__.values() else other
+
+
+def _read_version(etag: str) -> int:
+    """The version in an etag; 0 in a form that this version does not know."""
+    try:
+        return int(etag.partition("-")[2], 16)
+    except ValueError:
+        return 0
 
 
 def _read_status(number: int) -> TruthStatus:
@@ -263,7 +282,7 @@ def _read_status(number: int) -> TruthStatus:
 
 def _read_near_miss(message: pb.NearMiss) -> NearMiss:
     scored = Scored(-1, message.fragment_id, message.score, message.relevance, None, (), (), ())
-    return NearMiss(scored, Stage(message.stage), message.superseded_by)
+    return NearMiss(scored, _read_word(Stage, message.stage, Stage.OTHER), message.superseded_by)
 
 
 def _read_time_phrase(message: pb.InterpretedTime) -> TimePhrase:

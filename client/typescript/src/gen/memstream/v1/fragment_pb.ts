@@ -901,7 +901,7 @@ export type Suspicion = Message<"memstream.v1.Suspicion"> & {
 
   /**
    * "twins": they share many words. Earlier versions recorded what differs: "number", "date", "name", "place",
-   * "polarity", "change". A later server may add reasons.
+   * "polarity", "change". "other": one that only the newer server that owns the memory knows. A later server may add reasons.
    *
    * @generated from field: string reason = 3;
    */

@@ -1692,7 +1692,7 @@ export type NearMiss = Message<"memstream.v1.NearMiss"> & {
   fragmentId: string;
 
   /**
-   * What removed it: "filter", "superseded" (see `superseded_by`), "validity" (it is outside its validity), "candidates",
+   * What removed it: "other" (one that only the newer server that owns the memory knows), "filter", "superseded" (see `superseded_by`), "validity" (it is outside its validity), "candidates",
    * "min_relevance", "folded" (a recollection says the same), "limit", "budget".
    *
    * @generated from field: string stage = 2;
