@@ -148,6 +148,24 @@ async def test_tool_results_stay_with_their_calls(client: memstream.Client, bob:
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        '{"content": "half \\ud800 a character"}',
+        '{"content": [{"type": "text", "text": "\\udc00"}, {"n": ' + "1" * 5_000 + "}]}",
+        "[" * 900 + "]" * 900,
+        '{"role": 5, "content": null, "tool_calls": [7, {"id": 9}]}',
+        '"plain"',
+        "null",
+    ],
+)
+async def test_bodies_of_any_json_are_shown(client: memstream.Client, bob: memstream.Memory, body: str) -> None:
+    talk = client.conversation(f"{bob.path}-talk")
+    await talk.append_messages([memstream.NewMessage(role="user", body=body)])
+    turn = await client.context([], "and?", conversation=talk.path)
+    assert (turn.degraded, turn.parts[-1].text) == ("", "user: and?\n\n")
+
+
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"budget": 3}, "the question has"),

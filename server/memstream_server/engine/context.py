@@ -303,9 +303,7 @@ def _read_all(rows: Sequence[Message]) -> list[Said]:
 
 def read_said(message: Message) -> Said:
     """A message as a context shows it: its text, or the text of its body, whose form is that of the common APIs."""
-    body: Any = None
-    if message.body is not None:
-        body = json.loads(message.body)
+    body = None if message.body is None else _load_body(message.body)
     fields = body if isinstance(body, dict) else {}
     role = message.role or _text_of(fields.get("role")) or message.sender or "user"
     parts = fields.get("content")
@@ -330,8 +328,17 @@ def read_said(message: Message) -> Said:
     )
 
 
+def _load_body(body: bytes) -> Any:
+    """The value of a body; its text where Python cannot load it: too deep, or a number of thousands of digits."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return body.decode()
+
+
 def _text_of(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    """A text that UTF-8 can encode: JSON may escape half of a character."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
 
 
 def _show_body(body: Any, fields: Mapping[str, Any]) -> str:
@@ -339,12 +346,12 @@ def _show_body(body: Any, fields: Mapping[str, Any]) -> str:
     if body is None:
         return ""
     if isinstance(body, str):
-        return body
+        return _text_of(body)
     content = fields.get("content", fields.get("text"))
     calls = fields.get("tool_calls")
     shown: list[str] = []
     if isinstance(content, str):
-        shown.append(content)
+        shown.append(_text_of(content))
     elif isinstance(content, list):
         shown += [_text_of(part.get("text")) if _is_text(part) else _compact(part) for part in content]
     elif content is not None or not calls:
@@ -359,4 +366,4 @@ def _is_text(part: object) -> bool:
 
 
 def _compact(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _text_of(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
