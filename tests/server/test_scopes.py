@@ -267,6 +267,32 @@ async def test_a_stream_of_the_sdk_asks_several_memories(client: memstream.Clien
             await stream.query("tea")
 
 
+async def test_a_hundred_scopes_and_nothing_selected(stub: Any, names: dict[str, str]) -> None:
+    absent = [pb.RecallScope(memory=f"nobody/m{number}") for number in range(97)]
+    answer = await stub.RecallOnce(query(*scopes_of(names), *absent, partial=True))
+    assert comparable(answer) == comparable(await stub.RecallOnce(query(*scopes_of(names))))
+    nothing = await stub.RecallOnce(query(pb.RecallScope(prefix="nobody/none-")))
+    assert (nothing.done.weak, len(nothing.done.memories), len(nothing.recollections.recollections)) == (True, 0, 0)
+
+
+async def test_what_a_filter_excludes_is_counted_nowhere(client: memstream.Client, names: dict[str, str]) -> None:
+    chosen = memstream.Filter(sessions=["s-bob"])
+    answer = await client.recall_once([*names.values()], "tea", filter=chosen, reinforce=False)
+    assert {one.memory for one in answer} == {names["bob"]}
+    assert [part.eligible for part in answer.memories] == [4, 0, 0]
+    assert (answer.eligible, len(answer.working_memory)) == (4, 4)
+
+
+async def test_several_memories_as_of_a_time(client: memstream.Client, names: dict[str, str]) -> None:
+    listed = [one async for one in client.memory(names["joy"]).list_fragments()]
+    then = max(one.create_time for one in listed if one.create_time is not None)
+    await client.memory(names["joy"]).observe_batch(["tea tea tea, said later"])
+    past = await client.recall_once([*names.values()], "tea", as_of=then, limit=20)
+    assert "tea tea tea, said later" not in {one.fragment.content for one in past}
+    now = await client.recall_once([*names.values()], "tea", limit=20, reinforce=False)
+    assert "tea tea tea, said later" in {one.fragment.content for one in now}
+
+
 async def test_filters_are_inside_of_filters(client: memstream.Client, names: dict[str, str]) -> None:
     memory = client.memory(names["bob"])
     sessions = memstream.Filter(sessions=["s-bob"])
