@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.toolchain, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).parent
 SUITE = (
+    "tests/blocks/test_store.py",
     *("tests/conversations/test_store.py", "tests/operations/test_store.py", "tests/engine/test_reembedding.py"),
     *(str(HERE / f"test_{name}.py") for name in ("postgres", "ownership")),
 )
