@@ -52,6 +52,8 @@ async def test_messages_become_observations(client: memstream.Client, joy: memst
             NewMessage(role="assistant", body='{"type": "function_call", "call_id": "c1"}'),
             NewMessage(role="tool", body='{"output": 1, "text": "sunny"}', metadata={"k": 1}),
             NewMessage(role="odd", body=json.dumps("x" * 40_000)),
+            NewMessage(role="odd", body='{"content": "long", "n": ' + "9" * 5_000 + "}"),
+            NewMessage(role="odd", body='"half \\ud83d"'),
             NewMessage(role="odd", body='{"content": {"content": {"content": {"content": {"content": "deep"}}}}}'),
             NewMessage(role="human", content="Bye"),
         ]
@@ -62,7 +64,8 @@ async def test_messages_become_observations(client: memstream.Client, joy: memst
         ("monday#1", Role.USER, "Bob", "I live in Lyon"),
         ("monday#2", Role.ASSISTANT, "", "So do\nI"),
         ("monday#4", Role.TOOL, "", "sunny"),
-        ("monday#7", Role.USER, "", "Bye"),
+        ("monday#7", None, "", "half ?"),
+        ("monday#9", Role.USER, "", "Bye"),
     ]
     assert {one.session for one in found} == {"monday"}
     assert (found[0].observe_time, found[2].metadata) == (said, {"k": 1})

@@ -153,7 +153,11 @@ def _text_of(body: bytes | None) -> str:
     """What a framework's message says: a JSON text, or its parts of text."""
     if body is None or len(body) > 4 * TEXT_BYTES_MAX:
         return ""
-    return "\n".join(_list_texts(json.loads(body), 0)).encode(errors="replace").decode()
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):  # JSON that Python does not load: a number of thousands of digits
+        return ""
+    return "\n".join(_list_texts(said, 0)).encode(errors="replace").decode()
 
 
 def _list_texts(value: Any, depth: int) -> list[str]:
