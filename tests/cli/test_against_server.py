@@ -577,4 +577,4 @@ def test_context_shows_the_text_and_its_parts(server: ServerProcess, tmp_path: P
     given = json.loads(call(*words, "--json", target=server.address).stdout)
     assert given["text"].endswith("user: where is the key?\n\n")
     assert sum(part["tokens"] for part in given["parts"]) == given["tokens"]
-    assert call("context", "why?", "--budget", "1", target=server.address).returncode == 1
+    assert call("context", "why?", "--budget", "1", target=server.address).returncode == 2

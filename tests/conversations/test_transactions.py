@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ async def look(client: memstream.Client, space: str) -> dict[str, Any]:
 
 async def test_a_transaction_writes_all_kinds(client: memstream.Client, space: str) -> None:
     await client.conversation(f"{space}/talk").append_messages([NewMessage(content="first")])
-    appended, replaced, updated, state, put, other = await client.write_together(
+    results: Sequence[Any] = await client.write_together(
         space,
         [
             said("second", "third", last_number=1),
@@ -102,6 +102,7 @@ async def test_a_transaction_writes_all_kinds(client: memstream.Client, space: s
         ],
         memory="joy",
     )
+    appended, replaced, updated, state, put, other = results
     assert (appended.numbers, replaced.content, updated.labels, state.document) == (
         (2, 3),
         "FIRST",
