@@ -36,7 +36,7 @@ def from_command_line(value: str, until: bool) -> datetime | None:
 
 def from_mcp(value: str, until: bool) -> datetime | None:
     since, end = (None, value) if until else (value, None)
-    chosen = _filter("", "", since, end, None, "")
+    chosen = _filter("", "", since, end, None, "", "")
     return chosen.observe_time_max if until else chosen.observe_time_min
 
 
@@ -105,6 +105,6 @@ def test_a_day_is_of_the_zone_of_the_call() -> None:
         assert isinstance(found, Observation)
         assert found.observe_time == read_time("2026-05-08", zone)
         assert found.valid_until == read_time("2026-05-08", zone, until=True)
-    chosen = _filter("", "", "2026-05-08", "2026-05-08", None, zone)
+    chosen = _filter("", "", "2026-05-08", "2026-05-08", None, zone, "")
     assert chosen.observe_time_min == read_time("2026-05-08", zone)
     assert chosen.observe_time_max == read_time("2026-05-08", zone, until=True)

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -90,7 +90,7 @@ async def look(client: memstream.Client, space: str) -> dict[str, Any]:
 
 async def test_a_transaction_writes_all_kinds(client: memstream.Client, space: str) -> None:
     await client.conversation(f"{space}/talk").append_messages([NewMessage(content="first")])
-    results: Sequence[Any] = await client.write_together(
+    wrote = await client.write_together(
         space,
         [
             said("second", "third", last_number=1),
@@ -102,7 +102,7 @@ async def test_a_transaction_writes_all_kinds(client: memstream.Client, space: s
         ],
         memory="joy",
     )
-    appended, replaced, updated, state, put, other = results
+    appended, replaced, updated, state, put, other = cast("Sequence[Any]", wrote)
     assert (appended.numbers, replaced.content, updated.labels, state.document) == (
         (2, 3),
         "FIRST",

@@ -25,7 +25,8 @@ from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-CONTRACT = [f"memstream.v1.{name}Service" for name in ("Memory", "Stream", "Conversation", "Operation", "Server")]
+NAMES = ("Memory", "Stream", "Block", "Context", "Conversation", "Operation", "Server")
+CONTRACT = [f"memstream.v1.{name}Service" for name in NAMES]
 
 
 async def checked(channel: grpc.aio.Channel, *services: str) -> list[int]:

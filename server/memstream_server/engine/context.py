@@ -159,7 +159,7 @@ class Contexts:
         read = await self._engine.blocks.read_many(request.blocks)
         for name in request.blocks:
             if name not in read and not request.partial:
-                raise BlockNotFound(f"there is no block {name}")
+                raise BlockNotFound(f"there is no block {name}", block=name.name)
         return {
             name: Block(str(name.of), name.name, one.content.text, one.content.max_tokens) for name, one in read.items()
         }
