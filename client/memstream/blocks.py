@@ -53,7 +53,7 @@ class Block(BlockInfo):
 
 @dataclass(frozen=True, slots=True)
 class BlockChange:
-    """What a watch found: the block as it is now, or None if it is gone."""
+    """What a watch found: the present block, or None if it is gone."""
 
     name: str
     block: Block | None

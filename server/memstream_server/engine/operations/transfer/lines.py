@@ -201,7 +201,7 @@ class FragmentLine(_Line, tag="fragment", kw_only=True):
 
 
 class BlockLine(_Line, tag="block", kw_only=True):
-    """A version of a block of the memory above it, in order of version. Its writer is whoever imports it."""
+    """A version of a block of the memory above it, in order of version. Its writer is the importer."""
 
     version: Annotated[int, Meta(ge=1, le=2**32 - 2)]
     name: Name
