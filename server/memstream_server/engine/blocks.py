@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from memstream_server.core.blocks import Edit, EditRefused, apply_edit, check_size
 from memstream_server.core.values import Metadata
+from memstream_server.engine.background.task import wait_for_news
 from memstream_server.engine.byte_quota import check_bytes
 from memstream_server.engine.errors import (
     QUOTA_RETRY_S,
@@ -163,7 +164,7 @@ class Blocks:
                 if found or deleted or not started:
                     yield BlockChanges(tuple(found.values()), deleted)
                 started = True
-                await _wait_for_news(waiter.news, self._quiet_s)
+                await wait_for_news(waiter.news, self._quiet_s)
         except MemoryNotFound as error:
             if isinstance(error, MemoryDeleted):
                 raise
@@ -231,11 +232,3 @@ async def _map_errors(work: Awaitable[T], blocks_max: int = 0) -> T:
         ) from error
     except JournalError as error:  # includes Conflict: a concurrent call stored the answer, which the rpc returns
         raise write_error(error) from error
-
-
-async def _wait_for_news(news: asyncio.Event, quiet_s: float) -> None:
-    try:
-        async with asyncio.timeout(quiet_s):
-            await news.wait()
-    except TimeoutError:
-        return

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from memstream_server.engine.background.task import wait_for_news
 from memstream_server.engine.byte_quota import check_bytes
 from memstream_server.engine.errors import (
     ConversationNotFound,
@@ -314,7 +315,7 @@ class Conversations:
                 if ended and (not full or len(shown) < len(page)):
                     return
                 if not full:
-                    await _wait_for_news(news, self._quiet_s)
+                    await wait_for_news(news, self._quiet_s)
         finally:
             self._waiting[conversation].discard(news)
             if not self._waiting[conversation]:
@@ -366,11 +367,3 @@ async def _map_errors(work: Awaitable[T]) -> T:
         raise RequestIdConflict(f"{error}: give every message its own") from error
     except JournalError as error:  # includes Conflict: a concurrent call stored the answer, which the rpc returns
         raise write_error(error) from error
-
-
-async def _wait_for_news(news: asyncio.Event, quiet_s: float) -> None:
-    try:
-        async with asyncio.timeout(quiet_s):
-            await news.wait()
-    except TimeoutError:
-        return

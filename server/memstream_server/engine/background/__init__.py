@@ -1,5 +1,6 @@
 """Work that no call waits for.
 
+task: what starts and stops most of it
 indexer: writes the outbox to the vector index; one process at a time
 index_reconciler: compares the index with the journal and enters differences into the outbox
 index_follower: how far another process has indexed this process's memories

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from memstream_server.engine.background.task import BackgroundTask
 from memstream_server.engine.errors import EngineError
 from memstream_server.ports.journal.errors import JournalError
 
@@ -31,23 +32,13 @@ MEMORIES = 200
 RETRY_S = 30.0
 
 
-class Compaction:
+class Compaction(BackgroundTask):
     """One background task. The engine starts and stops it."""
 
     def __init__(self, storage: Storage, registry: Registry) -> None:
         self._storage = storage
         self._journal = storage.journal
         self._registry = registry
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Cancel it; the next start continues."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     async def wait(self) -> None:
         """Until everything is converted."""

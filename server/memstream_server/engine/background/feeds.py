@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from memstream_server.core.values import Role
+from memstream_server.engine.background.task import BackgroundTask, wait_for_news
 from memstream_server.engine.errors import EngineError, OwnedElsewhere
 from memstream_server.engine.requests import NewObservation, Put
 from memstream_server.ports.conversation_records import AdvanceFeed, ConversationResult, Feed, JointWrites
@@ -49,7 +50,7 @@ _ROLES = {
 }
 
 
-class Feeds:
+class Feeds(BackgroundTask):
     """One background task. The engine starts and stops it."""
 
     def __init__(self, storage: Storage, runtime: Runtime, fragments: Fragments) -> None:
@@ -59,16 +60,6 @@ class Feeds:
         self._news = asyncio.Event()
         self._waiting: set[int] = set()
         """Conversations, by number, whose feed could not continue: said once in the log."""
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Cancel it; the next start continues."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     def notify(self) -> None:
         """Messages were appended, or a feed was set."""
@@ -82,11 +73,7 @@ class Feeds:
             except JournalError as error:
                 log.warning("feeds_failed", error=error)
             await asyncio.sleep(PAUSE_S)
-            try:
-                async with asyncio.timeout(RETRY_S):
-                    await self._news.wait()
-            except TimeoutError:
-                continue
+            await wait_for_news(self._news, RETRY_S)
 
     async def run_round(self) -> None:
         """Feed all that is due."""

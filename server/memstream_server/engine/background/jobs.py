@@ -25,6 +25,7 @@ from memstream_server.core.rendering import indexed_text
 from memstream_server.core.transition import Transition, join_all
 from memstream_server.core.values import Fragment, FragmentKind, Held, Tier, Vector
 from memstream_server.engine.background.conflict_job import ask_about_conflict
+from memstream_server.engine.background.task import BackgroundTask
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.engine.lifecycle import drop_expired, read_fragments
 from memstream_server.engine.memory.decide import effective_policy, jobs_of
@@ -69,7 +70,7 @@ Cited: TypeAlias = tuple[str, tuple[str, ...]]
 """An insight's text and the ids of its sources."""
 
 
-class Jobs:
+class Jobs(BackgroundTask):
     """The runner: one job at a time. The engine starts and stops it."""
 
     def __init__(
@@ -84,17 +85,11 @@ class Jobs:
         self._failures: dict[str, int] = {}
         self._quarantined: dict[str, float] = {}
         """Event-loop times at which quarantined jobs are retried, by job id."""
-        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        """Also jobs that were running are done again."""
         self._wake.set()
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Running jobs are repeated after the next start."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        super().start()
 
     def notify_jobs(self) -> None:
         """Called after a commit with jobs."""

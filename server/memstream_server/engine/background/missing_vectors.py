@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from memstream_server.engine.background.jobs import BACKFILL
+from memstream_server.engine.background.task import BackgroundTask
 from memstream_server.engine.errors import ModelDown
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import Job
@@ -33,7 +34,7 @@ PAUSES_MAX = 36
 POLL_INTERVAL_S = 0.25
 
 
-class MissingVectors:
+class MissingVectors(BackgroundTask):
     """The rounds, and the work of `memstream reindex --missing`. The engine starts and stops it."""
 
     def __init__(
@@ -44,15 +45,6 @@ class MissingVectors:
         self._runtime = runtime
         self._ownership = ownership
         self._jobs = jobs
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run_rounds())
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     async def embed_all(self, progress: Progress) -> None:
         """Embed what is missing, and wait until every text was tried; `progress` counts those that have a vector now.
@@ -75,7 +67,7 @@ class MissingVectors:
             ModelDown(f"the embedding model does not answer, retrying: {failing[0].error}", retry_after_s=1.0)
         )
 
-    async def _run_rounds(self) -> None:
+    async def _run(self) -> None:
         interval_s = self._runtime.limits.vector_retry_s
         pause_s, before = interval_s, 0
         while True:

@@ -16,6 +16,7 @@ import structlog
 from memstream_server.core import lifecycle, retention
 from memstream_server.core.events import Reason
 from memstream_server.core.values import Fragment, Tier
+from memstream_server.engine.background.task import BackgroundTask
 from memstream_server.engine.errors import EngineError
 from memstream_server.engine.lifecycle import read_fragments
 from memstream_server.engine.memory.decision import Decision
@@ -45,7 +46,7 @@ _SECOND_US = 1_000_000
 _Decide = Callable[["Actor", list[Fragment]], "Transition"]
 
 
-class Retention:
+class Retention(BackgroundTask):
     """One background task with a round every `maintenance_interval_s`. The engine starts and stops it."""
 
     def __init__(self, storage: Storage, runtime: Runtime, registry: Registry) -> None:
@@ -56,16 +57,6 @@ class Retention:
         self._computed_us: dict[str, int] = {}
         self._counted: dict[str, int] = {}
         self._one_round = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Cancel the current round; the next start finds the rest again."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
