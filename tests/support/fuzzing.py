@@ -64,7 +64,7 @@ MASKS = ["content", "structured", "policy", "labels", "pinned", "policy.recall.l
 SERVING = "memstream."
 BY_EARLIER_ANSWER = (
     *("ResolveConflict", "ReplayRecall", "RestoreFragmentVersion", "SupersedeFragments"),
-    *("CancelOperation", "RecallOnce", "ObserveBatch"),
+    *("CancelOperation", "RecallOnce", "ObserveBatch", "Context", "SetState", "GetState", "WriteTogether"),
 )
 """Most of their requests are sent without invalid fields: one invalid value or a stale id refuses them."""
 SEEN = ("FragmentVersion", "RecallReceipt", "Operation")
@@ -182,8 +182,7 @@ class Fuzzer:
         elif name in ("GetFragmentRequest", "GetFragmentHistoryRequest"):
             made.id = self._fragment(made)
         elif name == "ContextRequest":
-            made.ClearField("blocks")
-            made.after = pack_position(Position(FORMAT, made.conversation, 1, 2)) if self.draw.random() < 0.5 else b""
+            self._agree_context(made)
         elif name.startswith("List"):
             payload = self.draw.choice([*TEXTS, "1", "-1", "1:x", "9" * 19])
             made.page_token = page_tokens.make_token(made, payload) if self.draw.random() < 0.1 else ""
@@ -208,6 +207,10 @@ class Fuzzer:
         elif name in ("GetMessageRequest", "ReplaceMessageRequest"):
             holder = made if name[0] == "G" else made.message
             holder.number = self.draw.choice([1, 1, 2, 3, 9])
+        elif name in ("SetStateRequest", "GetStateRequest"):
+            self._agree_state(made)
+        elif name == "WriteTogetherRequest":
+            self._agree_transaction(made)
         elif name == "ReplayRecallRequest" and (receipt := self._seen(made, "RecallReceipt")):
             made.receipt_id = receipt.id
 
@@ -228,6 +231,38 @@ class Fuzzer:
                 made.observations.add(
                     content=f"My {self.own} budget is now {self.draw.randrange(9)} euros", speaker="Ana"
                 )
+
+    def _agree_context(self, made: Any) -> None:
+        """Paths, and a position of the conversation."""
+        for name in ("blocks", "block_tokens", "tail_tokens", "evidence_tokens", "tokenizer", "timeout"):
+            made.ClearField(name)
+        made.conversation = f"{self.draw.choice(self.names)}/{self.draw.choice(TALKS)}"
+        made.after = pack_position(Position(FORMAT, made.conversation, 1, 2)) if self.draw.random() < 0.5 else b""
+        made.budget = self.draw.choice([0, 1_000, 30_000])
+        if self.draw.random() < 0.5:
+            for name in ("scopes", "filter", "embedding", "time_zone", "now", "limit"):
+                made.ClearField(name)
+            made.scopes.add(memory=f"{self.draw.choice(self.names)}/{self.draw.choice(MEMORIES)}")
+
+    def _agree_state(self, made: Any) -> None:
+        """A document that may be written or read."""
+        made.scope, made.name = self.draw.choice([1, 2, 3]), self.draw.choice(TALKS)
+        if made.DESCRIPTOR.name == "SetStateRequest":
+            made.document = json.dumps({"step": self.draw.randrange(9), "of": self.own})
+            made.ClearField("precondition")
+
+    def _agree_transaction(self, made: Any) -> None:
+        """Writes without preconditions."""
+        made.ClearField("writes")
+        made.ClearField("memory")
+        talk = made.writes.add().append_messages
+        talk.conversation = self.draw.choice(TALKS)
+        talk.messages.add(role="user", content=f"{self.own} {self._word()}")
+        self._agree_state(made.writes.add().set_state)
+        if self.draw.random() < 0.5:
+            made.memory = self.draw.choice(MEMORIES)
+            put = made.writes.add().put_fragment.observation
+            put.external_id, put.content = self._word(), f"{self.own} {self._word()}"
 
     def _agree_supersede(self, made: Any) -> None:
         """Two fragments of one memory."""
