@@ -28,6 +28,7 @@ VIEWS = [
     "m/shop/every",
     "m/shop/every/live",
     "m/shop/every/recall",
+    "m/shop/every/recall?text=Who+drinks+tea%3F&scopes=memory%20%20shop/every%0Aprefix%200.5%20shop/",
     "m/shop/every/timeline",
     "m/shop/every/conflicts",
     "m/shop/every/sessions",

@@ -7,6 +7,7 @@ import { CONFLICT_REASONS, fragmentLink } from "../events.js";
 import { drawUnmatched, filterFields, readFilter } from "../fragment_filter.js";
 import { count, decimal, enumName, link, metadataValue, textOf, tierName, time, timeIn } from "../format.js";
 import { textLater } from "../related.js";
+import { memoryOf, pathOf, Scopes } from "../scopes.js";
 import { bar, legend, partsTable, scaleOf } from "../score.js";
 import { rightsIn } from "../session.js";
 import { timeInput, timeOf } from "../times.js";
@@ -52,6 +53,7 @@ class Pane {
   constructor(memory, limits, rights, signal, name) {
     Object.assign(this, { memory, limits, mayReinforce: rights.has("observe"), mayWrite: rights.has("write"), signal, prefix: name === "1" ? "" : `${name}.` });
     this.answer = h("div", { class: "answer", "aria-live": "off" });
+    this.scopes = new Scopes(pathOf(memory), "Ask several memories");
     this.status = h("p", { class: "away", role: "status" });
     this.form = this.drawForm();
     this.root = h("section", { class: "pane", "aria-label": `Query ${name}` }, this.form, this.status, this.answer);
@@ -73,7 +75,7 @@ class Pane {
     const asOf = [timeInput("asOfTime"), input("asOfRevision", "number", { min: 1, placeholder: "now" })];
     // A moment is a time or a revision.
     asOf.forEach((one, place) => one.addEventListener("input", () => { if (one.value) asOf[1 - place].value = ""; }));
-    return h("form", { class: "query" }, field("Query", text),
+    return h("form", { class: "query" }, field("Query", text), this.scopes.root,
       h("div", { class: "fields" },
         field("Limit", input("limit", "number", { min: 1, max: this.limits.recallLimitMax, placeholder: "policy" })),
         field("Token budget", input("tokens", "number", { min: 1, placeholder: "none" })),
@@ -86,6 +88,7 @@ class Pane {
       h("div", { class: "bar" },
         h("button", { type: "submit", class: "main" }, "Recall"),
         h("label", { class: "check" }, input("fold", "checkbox", { checked: true }), "fold repeats"),
+        h("label", { class: "check", title: "of several memories: leave out those that do not exist or that you may not recall" }, input("partial", "checkbox"), "partial"),
         h("label", { class: "check" }, input("interpret", "checkbox", { checked: true }), "interpret phrases of time"),
         // No link reinforces: who opens it may not want to.
         this.mayReinforce && h("label", { class: "check" }, input("reinforce", "checkbox", { "data-secret": "" }), "reinforce")));
@@ -98,11 +101,13 @@ class Pane {
       this.form.elements[control.name].value = control.value;
       if (control.type === "checkbox") this.form.elements[control.name].checked = control.checked;
     }
+    this.scopes.restore();
   }
 
   /** Takes the query of an address, and asks it. */
   async restore(query, prefix) {
     restoreForm(this.form, query, prefix);
+    this.scopes.restore();
     const [details] = this.form.getElementsByTagName("details");
     details.open = [...details.querySelectorAll("[name]")].some((control) => query.get(prefix + control.name));
     if (query.get(`${prefix}text`)) await this.ask();
@@ -124,6 +129,8 @@ class Pane {
     if (elements.relevance.value) query.minRelevance = Number(elements.relevance.value);
     const weights = Object.fromEntries(["alpha", "beta", "gamma"].filter((name) => elements[name].value).map((name) => [name, Number(elements[name].value)]));
     if (Object.keys(weights).length) query.weights = weights;
+    const scopes = this.scopes.read();
+    if (scopes.length) Object.assign(query, { scopes, partial: elements.partial.checked });
     return query;
   }
 
@@ -142,7 +149,7 @@ class Pane {
     this.answer.setAttribute("aria-busy", "true");
     try {
       const began = performance.now();
-      const answer = await call("StreamService/RecallOnce", { ...this.memory, query }, signal);
+      const answer = await call("StreamService/RecallOnce", query.scopes ? { query } : { ...this.memory, query }, signal);
       this.draw(answer, query, performance.now() - began);
     } catch (error) {
       if (signal.aborted) return undefined;
@@ -156,18 +163,19 @@ class Pane {
 
   draw({ recollections: parts = {}, done = {} }, query, elapsedMs) {
     const ranked = parts.recollections ?? [];
+    const several = query.scopes !== undefined;
     const scale = scaleOf(ranked);
     show(this.status, `${ranked.length} recollections`);
     show(this.answer,
       this.drawSummary(done, ranked.length, elapsedMs),
-      drawUnmatched(done.unmatched),
+      several ? drawMemories(done.memories ?? []) : drawUnmatched(done.unmatched),
       drawInterpreted(done.interpreted ?? [], query.timeZone),
       legend(ranked),
       ranked.length ? h("ol", { class: "ranking" }, ranked.map((each) => this.drawRecollection(each, scale)))
-        : h("p", { class: "empty" }, "Nothing in this memory answers the query."),
-      this.drawWhy(query, ranked.length),
-      drawMisses(done.nearMisses ?? [], this.memory, this.signal, (id) => this.explain(id)),
-      this.drawWorking(parts));
+        : h("p", { class: "empty" }, several ? "Nothing in these memories answers the query." : "Nothing in this memory answers the query."),
+      !several && this.drawWhy(query, ranked.length), // it asks one memory
+      drawMisses(done.nearMisses ?? [], this.memory, this.signal, several ? null : (id) => this.explain(id)),
+      this.drawWorking(parts, done.memories ?? []));
   }
 
   drawSummary(done, shown, elapsedMs) {
@@ -179,7 +187,7 @@ class Pane {
         ["recollections", `${count(shown)} of ${count(done.eligible)} eligible, ${count(done.considered)} scored`],
         ["best relevance", decimal(done.bestRelevance)],
         ["tokens", done.tokens ? count(done.tokens) : ""],
-        ["revision", count(done.revision)],
+        ["revision", Number(done.revision ?? 0) ? count(done.revision) : ""],
         ["as of revision", Number(done.asOfRevision ?? 0) ? count(done.asOfRevision) : ""],
         ["server, ms", timings.join(" · ")],
         ["round trip, ms", decimal(elapsedMs, 0)],
@@ -187,24 +195,26 @@ class Pane {
     ];
   }
 
-  drawRecollection(each, scale) {
+  /** `holder`: the memory of the fragment; a reply has that of its message. */
+  drawRecollection(each, scale, holder = each.memory ? memoryOf(each.memory) : this.memory) {
     const { fragment } = each;
+    const mayWrite = this.mayWrite && holder.namespace === this.memory.namespace; // what was asked is the right in that one
     const folded = each.foldedIds ?? [];
     return h("li", { "data-id": fragment.id },
       h("div", { class: "score" }, h("b", null, decimal(each.score)), bar(each, scale)),
       h("div", null, clipped(textOf(fragment))),
-      h("p", { class: "quiet meta" }, fragmentLink(this.memory, fragment.id), fragment.speaker && [" · ", given(fragment.speaker)],
+      h("p", { class: "quiet meta" }, fragmentLink(holder, fragment.id), each.memory && [" in ", memoryLink(each.memory)], fragment.speaker && [" · ", given(fragment.speaker)],
         ` · ${tierName(fragment.tier)} · `, time(fragment.observeTime), fragment.session && [" · ", given(fragment.session)],
         ` · relevance ${decimal(each.relevance)} · importance ${decimal(fragment.importance, 2)} `, drawMetadata(fragment), hiddenMark(fragment),
         each.status && each.status !== CURRENT && h("span", { class: "mark warn" }, statusName(each.status)),
         each.truncated && h("span", { class: "mark" }, "truncated")),
-      drawChain(each, this.memory, this.signal),
-      each.laterId && drawEarlier(each, this.memory, this.mayWrite, this.signal),
-      (each.suspicions ?? []).map((suspicion) => drawSuspicion(suspicion, fragment.id, this.memory, this.signal)),
+      drawChain(each, holder, this.signal),
+      each.laterId && drawEarlier(each, holder, mayWrite, this.signal),
+      (each.suspicions ?? []).map((suspicion) => drawSuspicion(suspicion, fragment.id, holder, this.signal)),
       folded.length > 0 && h("details", null, h("summary", null, h("span", { class: "mark" }, `folded ${count(folded.length)}`)),
-        h("ul", null, folded.map((id) => h("li", null, fragmentLink(this.memory, id))))),
+        h("ul", null, folded.map((id) => h("li", null, fragmentLink(holder, id))))),
       h("details", { class: "explained" }, h("summary", null, "parts of the score"), partsTable(each)),
-      each.companion && h("ul", { class: "companion", "aria-label": "reply" }, this.drawRecollection(each.companion, scale)));
+      each.companion && h("ul", { class: "companion", "aria-label": "reply" }, this.drawRecollection(each.companion, scale, holder)));
   }
 
   drawWhy(query, shown) {
@@ -246,14 +256,31 @@ class Pane {
         : h("p", { class: "quiet" }, shown.score === undefined ? "It was not scored." : `Its score is ${decimal(shown.score)}.`));
   }
 
-  drawWorking(parts) {
+  drawWorking(parts, memories) {
     const ids = parts.workingMemoryIds ?? [];
     if (!ids.length) return null;
+    const holders = new Map(memories.flatMap((one) => (one.workingMemoryIds ?? []).map((id) => [id, memoryOf(one.memory)])));
     const texts = new Map((parts.workingMemory ?? []).map((fragment) => [fragment.id, textOf(fragment)]));
     return h("details", { class: "box" }, h("summary", null, `Working memory (${count(ids.length)})`),
-      h("ol", null, ids.map((id) => h("li", null, fragmentLink(this.memory, id), " ",
+      h("ol", null, ids.map((id) => h("li", null, fragmentLink(holders.get(id) ?? this.memory, id), " ",
         texts.has(id) ? clipped(texts.get(id), 200) : h("span", { class: "quiet" }, "ranked above")))));
   }
+}
+
+function memoryLink(path) {
+  const { namespace, memory } = memoryOf(path);
+  return h("a", { href: link("m", namespace, memory) }, given(path));
+}
+
+/** What each of several memories contributed to the answer. */
+function drawMemories(memories) {
+  const rows = memories.map((one) => h("tr", { "data-memory": one.memory }, h("th", { scope: "row" }, memoryLink(one.memory)),
+    [one.recollections, one.eligible, one.considered].map((number) => h("td", { class: "number" }, count(number))),
+    h("td", { class: "number" }, decimal(one.bestRelevance)), h("td", { class: "number" }, Number(one.revision ?? 0) ? count(one.revision) : ""),
+    h("td", { class: "meaning" }, one.weak && h("span", { class: "mark weak" }, "weak"),
+      one.degraded && [h("span", { class: "mark warn" }, "degraded"), given(one.degraded)], drawUnmatched(one.unmatched))));
+  return table("Memories of the answer", ["Memory", ["Recollections", "number"], ["Eligible", "number"], ["Scored", "number"], ["Best relevance", "number"], ["Revision", "number"], "State"],
+    h("tbody", null, rows));
 }
 
 /** The time zone of the browser; empty if it has none that a server knows. */
@@ -310,12 +337,14 @@ function drawMetadata({ metadata = {} }) {
   return Object.entries(metadata).map(([name, value]) => given(`${name}=${metadataValue(value)}`, "label"));
 }
 
+/** `explain(id)` explains one; null: that is not offered. */
 function drawMisses(misses, memory, signal, explain) {
   if (!misses.length) return null;
-  const rows = misses.map((miss) => h("tr", null, h("td", { class: "text" }, textLater(memory, miss.fragmentId, signal, 200), " ", fragmentLink(memory, miss.fragmentId)),
+  const holder = (miss) => (miss.memory ? memoryOf(miss.memory) : memory);
+  const rows = misses.map((miss) => h("tr", null, h("td", { class: "text" }, textLater(holder(miss), miss.fragmentId, signal, 200), " ", fragmentLink(holder(miss), miss.fragmentId), miss.memory && [" in ", memoryLink(miss.memory)]),
     h("td", null, h("span", { class: "mark" }, miss.stage)), h("td", { class: "number" }, miss.score === undefined ? "" : decimal(miss.score)),
-    h("td", { class: "number" }, miss.relevance === undefined ? "" : decimal(miss.relevance)), h("td", { class: "quiet" }, STAGES[miss.stage] ?? "", miss.supersededBy && [": ", fragmentLink(memory, miss.supersededBy)]),
-    h("td", null, h("button", { type: "button", class: "link", onclick: () => explain(miss.fragmentId) }, "explain"))));
+    h("td", { class: "number" }, miss.relevance === undefined ? "" : decimal(miss.relevance)), h("td", { class: "quiet" }, STAGES[miss.stage] ?? "", miss.supersededBy && [": ", fragmentLink(holder(miss), miss.supersededBy)]),
+    h("td", null, explain && h("button", { type: "button", class: "link", onclick: () => explain(miss.fragmentId) }, "explain"))));
   return h("details", { class: "box", open: true }, h("summary", null, `Near misses (${count(misses.length)})`),
     table("Near misses", ["Fragment", "Removed by", ["Score", "number"], ["Relevance", "number"], "Reason", h("span", { class: "away" }, "Explain")], h("tbody", null, rows)));
 }

@@ -1,0 +1,54 @@
+"""The console's desks: a recall over several memories."""
+
+from __future__ import annotations
+
+import pytest
+
+from memstream import Observation
+from tests.toolchains.console.conftest import Visit
+
+pytestmark = [pytest.mark.toolchain, pytest.mark.asyncio(loop_scope="session")]
+
+
+async def test_recall_desk_asks_several_memories(visit: Visit) -> None:
+    client = visit.console.client
+    for name, text in (
+        ("shop/desk-bob", "Bob drinks green tea in the morning."),
+        ("shop/desk-ann", "Ann drinks green tea in the evening."),
+        ("shop/desk-eve", "The harbour closes at noon."),
+        ("closed/desk", "Joe drinks green tea at noon."),
+    ):
+        memory = await client.create_memory(name)
+        await memory.observe_batch([Observation(text)])
+    page = await visit.sign_in("m/shop/desk-bob/recall", key="reader")
+    more = page.get_by_role("button", name="Ask several memories")
+    await more.click()
+    names, weights = page.get_by_label("Memories", exact=True), page.get_by_label("Weight", exact=True)
+    assert await names.first.input_value() == "shop/desk-bob", "the first one is the memory of the view"
+    await names.nth(1).fill("closed/desk")
+    await page.get_by_label("Query", exact=True).fill("Who drinks green tea?")
+    await page.keyboard.press("Enter")
+    await page.locator(".answer .problem", has_text="closed/desk").wait_for()
+    await page.get_by_label("partial").check()
+    await page.get_by_label("Kind").nth(1).select_option("prefix")
+    await names.nth(1).fill("shop/desk-")
+    await weights.nth(1).fill("0.5")
+    await page.get_by_role("button", name="Recall", exact=True).click()
+    rows = page.locator("tr[data-memory]")
+    await page.locator("tr[data-memory='shop/desk-eve']", has_text="weak").wait_for()
+    assert await rows.locator("th").all_text_contents() == ["shop/desk-bob", "shop/desk-ann", "shop/desk-eve"]
+    found = page.locator(".ranking > li")
+    assert "in shop/desk-bob" in await found.first.text_content()
+    assert "in shop/desk-ann" in await found.nth(1).text_content()
+    href = await found.nth(1).locator("a.id").first.get_attribute("href")
+    assert href.startswith("#/m/shop/desk-ann/fragment/")
+    assert await page.get_by_label("Why not this one?").count() == 0
+    await page.reload()
+    await page.locator("tr[data-memory='shop/desk-ann']").wait_for()
+    assert await names.nth(1).input_value() == "shop/desk-"
+    assert await weights.nth(1).input_value() == "0.5"
+    await page.get_by_role("button", name="Remove these memories").first.click()
+    await page.get_by_role("button", name="Remove these memories").first.click()
+    await page.get_by_role("button", name="Recall", exact=True).click()
+    await page.get_by_label("Why not this one?").wait_for()
+    assert await rows.count() == 0
