@@ -6,6 +6,7 @@ import { copyBox } from "./copies.js";
 import { field, given, h, notify, show } from "./dom.js";
 import { begin, caller, rightsIn, signedIn, signIn, signOut } from "./session.js";
 import { link } from "./format.js";
+import * as blocks from "./views/blocks.js";
 import * as browse from "./views/browse.js";
 import * as conflicts from "./views/conflicts.js";
 import * as conversations from "./views/conversations.js";
@@ -30,6 +31,7 @@ const OF_MEMORY = [
   ["sessions", "Sessions", sessions],
   ["timeline", "Timeline", timeline],
   ["conflicts", "Conflicts", conflicts],
+  ["blocks", "Blocks", blocks],
   ["receipts", "Receipts", receipts],
   ["queries", "Standing queries", queries],
   ["policy", "Policy", policy],

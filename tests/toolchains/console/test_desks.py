@@ -1,4 +1,4 @@
-"""The console's desks: a recall over several memories."""
+"""The console's desks: a recall over several memories, and blocks."""
 
 from __future__ import annotations
 
@@ -52,3 +52,45 @@ async def test_recall_desk_asks_several_memories(visit: Visit) -> None:
     await page.get_by_role("button", name="Recall", exact=True).click()
     await page.get_by_label("Why not this one?").wait_for()
     assert await rows.count() == 0
+
+
+async def test_block_is_edited_and_keeps_what_was_typed(visit: Visit) -> None:
+    memory = await visit.console.client.create_memory("shop/desk-blocks")
+    await memory.blocks.put("persona", "I am Joy. I tell jokes.", max_tokens=50)
+    page = await visit.sign_in("m/shop/desk-blocks/blocks")
+    await page.get_by_role("link", name="persona").click()
+    body, text = page.locator(".body"), page.get_by_label("Text", exact=True)
+    await page.get_by_role("button", name="Edit", exact=True).click()
+    await text.fill("I am Joy. I tell short jokes.")
+    await memory.blocks.put("persona", "I am Joy. I sing.")
+    await page.get_by_role("button", name="Save", exact=True).click()
+    await page.get_by_text("changed meanwhile").wait_for()
+    assert await text.input_value() == "I am Joy. I tell short jokes."
+    assert (await memory.blocks.get("persona")).text == "I am Joy. I sing.", "nothing was saved"
+    await text.fill("I am Joy. I tell short jokes and sing.")
+    await page.get_by_role("button", name="Replace the present text by mine").click()
+    await body.filter(has_text="short jokes and sing").wait_for()
+    written = await memory.blocks.get("persona")
+    assert (written.text, written.max_tokens) == ("I am Joy. I tell short jokes and sing.", 50)
+    await page.locator("[data-version='2'] del", has_text="tell jokes").wait_for()
+    await page.get_by_role("button", name="Delete …").click()
+    await page.get_by_label("Type persona").fill("persona")
+    await page.get_by_role("button", name="Go on").click()
+    await page.get_by_text("This memory has no block").wait_for()
+    await page.get_by_text("Create a block").click()
+    await page.get_by_label("Name", exact=True).fill("task")
+    await text.fill("Sing <b>fish</b>.")
+    await page.get_by_role("button", name="Create the block").click()
+    await body.filter(has_text="Sing <b>fish</b>.").wait_for()
+
+
+async def test_reader_sees_blocks_without_buttons_that_write(visit: Visit) -> None:
+    memory = await visit.console.client.create_memory("shop/desk-read")
+    await memory.blocks.put("persona", "I am Joy.")
+    page = await visit.sign_in("m/shop/desk-read/blocks", key="reader")
+    await page.get_by_role("link", name="persona").wait_for()
+    assert await page.get_by_text("Create a block").count() == 0
+    await visit.go("m/shop/desk-read/blocks/persona")
+    await page.locator(".versions [data-version]").wait_for()
+    for name in ("Edit", "Delete …"):
+        assert await page.get_by_role("button", name=name, exact=True).count() == 0

@@ -31,6 +31,8 @@ VIEWS = [
     "m/shop/every/recall?text=Who+drinks+tea%3F&scopes=memory%20%20shop/every%0Aprefix%200.5%20shop/",
     "m/shop/every/timeline",
     "m/shop/every/conflicts",
+    "m/shop/every/blocks",
+    "m/shop/every/blocks/persona",
     "m/shop/every/sessions",
     "m/shop/every/receipts",
     "m/shop/every/queries",
@@ -77,6 +79,8 @@ async def fill_every(visit: Visit) -> str:
     tea, coffee = [await memory.get_fragment(external_id=key) for key in ("tea", "coffee")]
     await memory.update_fragment(tea.id, content="Bob drinks green tea.")
     await memory.supersede([coffee.id], newer_id=tea.id)
+    for text in ("I am Joy.", f"I am Joy, {'x' * 300}"):
+        await memory.blocks.put("persona", text)
     await client.conversation("shop/every").append("bob", "hello", receiver="joy")
     await client.start_purge("shop")
     return tea.id

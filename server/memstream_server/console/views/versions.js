@@ -24,7 +24,7 @@ export function drawVersions({ fragment, versions = [] }, restore) {
 }
 
 /** Both texts as one: what was removed is struck, what was added is underlined, long equal parts are cut. */
-function drawDifference(before, after) {
+export function drawDifference(before, after) {
   if (before === after) return h("p", { class: "quiet" }, "the same text");
   const parts = differenceOf(before, after);
   return h("bdi", { class: "content difference", dir: "auto" }, parts.map(({ kind, text }) => {
