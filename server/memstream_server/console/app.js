@@ -9,6 +9,7 @@ import { link } from "./format.js";
 import * as blocks from "./views/blocks.js";
 import * as browse from "./views/browse.js";
 import * as conflicts from "./views/conflicts.js";
+import * as context from "./views/context.js";
 import * as conversations from "./views/conversations.js";
 import * as desk from "./views/recall.js";
 import * as fragment from "./views/fragment.js";
@@ -28,6 +29,7 @@ const OF_MEMORY = [
   ["browse", "Browse", browse],
   ["live", "Live", live],
   ["recall", "Recall", desk],
+  ["context", "Context", context],
   ["sessions", "Sessions", sessions],
   ["timeline", "Timeline", timeline],
   ["conflicts", "Conflicts", conflicts],

@@ -85,6 +85,7 @@ const CLIENT_OF = { BlockService: "blocks", MemoryService: "memories", Conversat
 
 function toTypeScript(method, request) {
   const [service, name] = method.split("/");
+  if (!CLIENT_OF[service]) return `// The TypeScript client does not have ${service}.`;
   const call = `client.${CLIENT_OF[service]}.${lower(name)}(request)`;
   const use = STREAMS.has(method) ? `for await (const message of ${call}) console.log(message);` : `console.log(await ${call});`;
   return `import { fromJson } from "@bufbuild/protobuf";\nimport { connect } from "@memstream/client";\nimport { ${name}RequestSchema } from "@memstream/client/v1/${moduleOf(service)}";\n\n`

@@ -1,4 +1,4 @@
-"""The console's desks: a recall over several memories, and blocks."""
+"""The console's desks: a recall over several memories, blocks, and the context of a turn."""
 
 from __future__ import annotations
 
@@ -94,3 +94,34 @@ async def test_reader_sees_blocks_without_buttons_that_write(visit: Visit) -> No
     await page.locator(".versions [data-version]").wait_for()
     for name in ("Edit", "Delete …"):
         assert await page.get_by_role("button", name=name, exact=True).count() == 0
+
+
+async def test_context_desk_shows_parts_and_where_a_turn_differs(visit: Visit) -> None:
+    client = visit.console.client
+    memory = await client.create_memory("shop/desk-context")
+    await memory.observe_batch(
+        [Observation("Bob drinks green tea in the morning."), Observation("Bob is allergic to nuts.")]
+    )
+    await memory.blocks.put("persona", "I am Joy.")
+    page = await visit.sign_in("m/shop/desk-context/context")
+    question, following = page.get_by_label("Question", exact=True), page.get_by_label("Question of the next turn")
+    await question.fill("What does Bob drink?")
+    await following.fill("What is Bob allergic to?")
+    await page.get_by_label("Blocks").fill("shop/desk-context#persona")
+    await page.get_by_role("button", name="Build the context").click()
+    first, later = page.get_by_label("First turn"), page.get_by_label("Next turn", exact=True)
+    kinds = later.locator(".ranking > li .meta b")
+    await kinds.first.wait_for()
+    assert await first.locator(".ranking > li .meta b").all_text_contents() == ["block", "evidence", "question"]
+    direct = await client.context(["shop/desk-context"], "What does Bob drink?", blocks=["shop/desk-context#persona"])
+    assert f"tokens {direct.tokens}" in await first.locator(".summary").text_content()
+    assert "I am Joy." in await first.locator(".ranking > li").first.text_content()
+    await later.locator(".broken li", has_text="does not continue with the first question").wait_for()
+    turning = later.locator(".ranking > li", has=page.locator(".turning"))
+    assert await turning.count() == 1
+    assert await turning.locator(".meta b").text_content() != "block", "the block is as it was"
+    await page.reload()
+    await later.locator(".turning").wait_for()
+    await page.get_by_label("Budget, tokens").fill("1")
+    await page.get_by_role("button", name="Build the context").click()
+    await page.get_by_role("alert").get_by_text("budget").wait_for()

@@ -31,6 +31,7 @@ VIEWS = [
     "m/shop/every/recall?text=Who+drinks+tea%3F&scopes=memory%20%20shop/every%0Aprefix%200.5%20shop/",
     "m/shop/every/timeline",
     "m/shop/every/conflicts",
+    "m/shop/every/context?question=Who+drinks+tea%3F&next=And+coffee%3F&scopes=memory%20%20shop/every&blocks=shop/every%23persona",
     "m/shop/every/blocks",
     "m/shop/every/blocks/persona",
     "m/shop/every/sessions",
