@@ -118,6 +118,28 @@ func TestRetryWaitsAsLongAsTheServerRequests(t *testing.T) {
 	}
 }
 
+func TestContextReturnsTheTextOfATurn(t *testing.T) {
+	server, memory, ctx := startScripted(t, quickRetry)
+	tries := 0
+	server.context = func(request *v1.ContextRequest) (*v1.ContextResponse, error) {
+		if tries++; tries == 1 {
+			return nil, status.Error(codes.Unavailable, "away")
+		}
+		if request.GetQuestion() == "" {
+			return nil, statusError(t, codes.InvalidArgument)
+		}
+		parts := []*v1.ContextPart{{Text: string(request.GetAfter()) + "\n\n"}, {Text: "user: " + request.GetQuestion() + "\n\n"}}
+		return &v1.ContextResponse{Parts: parts, Position: []byte("p1")}, nil
+	}
+	turn, err := memory.client.Context(ctx, &v1.ContextRequest{Question: "tea?", After: []byte("p0")})
+	if err != nil || turn.Text() != "p0\n\nuser: tea?\n\n" || string(turn.GetPosition()) != "p1" || tries != 2 {
+		t.Fatal(turn, err, tries)
+	}
+	if _, err = memory.client.Context(ctx, &v1.ContextRequest{}); status.Code(err) != codes.InvalidArgument {
+		t.Fatal(err)
+	}
+}
+
 func TestRecallOnceAsksSeveralMemories(t *testing.T) {
 	server, memory, ctx := startScripted(t, quickRetry)
 	server.recallOnce = func(context.Context) (*v1.RecallOnceResponse, error) {

@@ -30,6 +30,7 @@ type Client struct {
 	Streams       v1.StreamServiceClient
 	Memories      v1.MemoryServiceClient
 	Blocks        v1.BlockServiceClient
+	Contexts      v1.ContextServiceClient
 	Conversations v1.ConversationServiceClient
 	Operations    v1.OperationServiceClient
 	Server        v1.ServerServiceClient
@@ -150,6 +151,7 @@ func Connect(target string, given ...Option) (*Client, error) {
 	client.Streams = v1.NewStreamServiceClient(conn)
 	client.Memories = v1.NewMemoryServiceClient(conn)
 	client.Blocks = v1.NewBlockServiceClient(conn)
+	client.Contexts = v1.NewContextServiceClient(conn)
 	client.Conversations = v1.NewConversationServiceClient(conn)
 	client.Operations = v1.NewOperationServiceClient(conn)
 	client.Server = v1.NewServerServiceClient(conn)

@@ -2,6 +2,7 @@ package memstream
 
 import (
 	"context"
+	"strings"
 
 	v1 "memstream.dev/go/memstream/v1"
 )
@@ -46,6 +47,29 @@ func (c *Client) RecallOnce(ctx context.Context, query *v1.RecallQuery) (*Answer
 		return nil, err
 	}
 	return newAnswer([]*v1.Recollections{answer.GetRecollections()}, answer.GetDone()), nil
+}
+
+// TurnContext is what an agent sends to its model before a turn.
+type TurnContext struct{ *v1.ContextResponse }
+
+// Text returns all parts, for a model that takes one text.
+func (t *TurnContext) Text() string {
+	var text strings.Builder
+	for _, part := range t.GetParts() {
+		text.WriteString(part.GetText())
+	}
+	return text.String()
+}
+
+// Context builds what an agent sends to its model before a turn: blocks, the end of the conversation, memories and the
+// question, within request.Budget tokens. Set request.After to the Position of the turn before: the text then begins with
+// that of the turn before, so that the model's prompt cache reads it, or BrokenBy says why not.
+func (c *Client) Context(ctx context.Context, request *v1.ContextRequest) (*TurnContext, error) {
+	answer, err := c.Contexts.Context(ctx, request)
+	if err != nil {
+		return nil, err
+	}
+	return &TurnContext{answer}, nil
 }
 
 // RecallOnce sends one query, without a stream.

@@ -22,11 +22,13 @@ var errCut = status.Error(codes.Unavailable, "cut")
 type scripted struct {
 	v1.UnimplementedStreamServiceServer
 	v1.UnimplementedMemoryServiceServer
+	v1.UnimplementedContextServiceServer
 	observeCalls chan func(v1.StreamService_ObserveServer) error
 	recallCalls  chan func(v1.StreamService_RecallServer) error
 	watchCalls   chan func(v1.StreamService_WatchServer) error
 	recallOnce   func(context.Context) (*v1.RecallOnceResponse, error)
 	observeBatch func(*v1.ObserveBatchRequest) (*v1.ObserveBatchResponse, error)
+	context      func(*v1.ContextRequest) (*v1.ContextResponse, error)
 	created      chan *v1.CreateMemoryRequest
 }
 
@@ -57,6 +59,10 @@ func (s *scripted) CreateMemory(
 	return &v1.CreateMemoryResponse{}, nil
 }
 
+func (s *scripted) Context(_ context.Context, request *v1.ContextRequest) (*v1.ContextResponse, error) {
+	return s.context(request)
+}
+
 // startScripted starts a scripted server; it returns the server, a memory of it, and a context that ends a hanging test.
 func startScripted(t *testing.T, options ...Option) (*scripted, *Memory, context.Context) {
 	t.Helper()
@@ -70,6 +76,7 @@ func startScripted(t *testing.T, options ...Option) (*scripted, *Memory, context
 	listener, serving := bufconn.Listen(1<<20), grpc.NewServer()
 	v1.RegisterStreamServiceServer(serving, server)
 	v1.RegisterMemoryServiceServer(serving, server)
+	v1.RegisterContextServiceServer(serving, server)
 	go serving.Serve(listener) //nolint:errcheck // ends with the test
 	dialer := func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }
 	client, err := Connect("passthrough:///scripted", append([]Option{

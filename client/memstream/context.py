@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any, TypedDict
 
 from memstream.argument_types import Count, Seconds
@@ -227,7 +227,7 @@ class ContextText:
     def _cache_key(self) -> dict[str, str]:
         if not self._conversation:
             return {}
-        return {"prompt_cache_key": f"memstream-{blake2b(self._conversation.encode(), digest_size=12).hexdigest()}"}
+        return {"prompt_cache_key": f"memstream-{_digest(self._conversation.encode())}"}
 
 
 @check_methods
@@ -248,7 +248,7 @@ class Context(ContextText):
         memory = memory or self._memory
         if not memory and not self._conversation:
             raise InvalidRequest("there is neither a conversation nor a memory to record the turn in")
-        turn = blake2b(b"\0".join([self.position, question.encode(), reply.encode()]), digest_size=12).hexdigest()
+        turn = _digest(b"\0".join([self.position, question.encode(), reply.encode()]))
         session = self._conversation.partition("/")[2]
         if memory:
             said = [Observation(question, role=Role.USER), Observation(reply, role=Role.ASSISTANT)]
@@ -306,6 +306,11 @@ def context_to_wire(
     if (embedding := options.get("embedding")) is not None:
         wire.MergeFromString(pack_floats(pb.ContextRequest.EMBEDDING_FIELD_NUMBER, embedding))
     return wire
+
+
+def _digest(content: bytes) -> str:
+    """24 hexadecimal digits, the same in every SDK."""
+    return sha256(content).hexdigest()[:24]
 
 
 def _part_from_wire(wire: pb.ContextPart) -> ContextPart:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+import memstream
 from tests.conformance import table
 from tests.conformance.older import Older
 from tests.conformance.world import CASES, GOLDEN, Runner, cases_for, names, run, said
@@ -283,6 +286,99 @@ def _first_version(wanted: str) -> tuple[int, ...]:
     found = re.fullmatch(r">=\s*(\d+(?:\.\d+)*)", wanted)
     assert found, f"cannot parse {wanted}"
     return tuple(map(int, found[1].split(".")))
+
+
+CONTEXTS = """
+import { readFileSync } from "node:fs";
+import { connect } from "@memstream/client";
+import { asError } from "@memstream/client/errors";
+
+const client = connect("127.0.0.1:7700");
+const { scopes, question, reply, conversation, blocks, position, invalid } = JSON.parse(readFileSync("GIVEN", "utf8"));
+const now = new Date("2026-05-08T00:00:00Z");
+const after = Uint8Array.from(Buffer.from(position, "base64"));
+const turn = await client.context(scopes, question, { conversation, blocks, budget: 900, after, now });
+const system = "You are Joy.";
+const openai = [turn.toOpenAI({ system }), turn.toOpenAIChat({ system })];
+const forms = [turn.toAnthropic({ system }), turn.toAnthropic(), ...openai];
+const counts = [turn.tokens, turn.unchangedTokens, turn.brokenBy.length];
+const cited = turn.citations.map((one) => one.fragmentId);
+await turn.record(question, reply);
+const bare = await client.context(scopes, question, { now });
+const field = (error: unknown): string => asError(error).violations.map((one) => one.field).join();
+const fields: string[] = [];
+for (const options of invalid) {
+  await client.context(scopes, question, options).catch((error) => fields.push(field(error)));
+}
+const nowhere = await client.context([], question);
+await nowhere.record(question, reply).catch((error) => fields.push(field(error)));
+const next = Buffer.from(turn.position).toString("base64");
+console.log(JSON.stringify([turn.text, counts, cited, forms, bare.toOpenAI(), next, fields]));
+client.close();
+"""
+"""Records a turn with the TypeScript client, and prints its forms and the fields of invalid options."""
+
+INVALID = [{"budjet": 1}, {"budget": "1"}, {"blocks": "x"}, {"now": "x"}, {"partsTimeoutMs": "x"}, {"filter": {"x": 1}}]
+FIELDS = "budjet budget blocks now partsTimeoutMs filter.x memory"
+SAID = {"assistant": "hello\n\n", "user": "\x1f \x85", "tool": '{"rain": 1}', "other": "\ufeff"}
+
+
+async def test_typescript_contexts_are_those_of_python(make_server: MakeServer, tmp_path: Path) -> None:
+    try:
+        node = languages.node()
+    except Absent as absent:
+        pytest.skip(str(absent))
+    server = await started(make_server())
+    async with memstream.connect(server.address) as client:
+        bob = await client.create_memory("people/bob")
+        await bob.observe_batch([memstream.Observation("I live in Paris", speaker="Bob"), "Bob eats no nuts"])
+        await bob.blocks.put("persona", "You are “Joy” <memstream>\n")
+        talk = client.conversation("people/monday")
+        await talk.append_messages([memstream.NewMessage(role=role, content=text) for role, text in SAID.items()])
+        blocks, now = ["people/bob#persona"], datetime(2026, 5, 8, tzinfo=UTC)
+        scopes, question, reply = ["people/bob"], "Where does Bob live?", "in Paris \u2028 \U0001f980"
+
+        async def ask(what: str, after: memstream.Context | None) -> memstream.Context:
+            return await client.context(
+                scopes, what, conversation="people/monday", blocks=blocks, budget=900, after=after, now=now
+            )
+
+        first = await ask("What does Bob eat?", None)
+        await first.record("What does Bob eat?", "no nuts")
+        turn = await ask(question, first)
+        position = base64.b64encode(first.position).decode()
+        given = {"scopes": scopes, "question": question, "reply": reply, "conversation": "people/monday"}
+        file = tmp_path / "given.json"
+        file.write_text(json.dumps(given | {"blocks": blocks, "position": position, "invalid": INVALID}), "utf-8")
+        code = CONTEXTS.replace("GIVEN", str(file)).replace(pages.DEFAULT_ADDRESS, server.address)
+        printed = await asyncio.to_thread(node.program, code)
+        assert turn.unchanged_tokens == first.tokens
+        stored = [one.id async for one in bob.list_fragments()]
+        await turn.record(question, reply)  # the same turn, so that nothing is stored again
+        assert [one.id async for one in bob.list_fragments()] == stored
+        assert len([one async for one in talk.messages()]) == len(SAID) + 4
+        bare = await client.context(scopes, question, now=now)
+    assert printed == _as_json(turn, bare) + "\n"
+
+
+def _as_json(turn: memstream.Context, bare: memstream.Context) -> str:
+    """What CONTEXTS prints for these contexts."""
+    system = "You are Joy."
+    forms = [turn.to_anthropic(system=system), turn.to_anthropic(), turn.to_openai(system=system)]
+    counts = [turn.tokens, turn.unchanged_tokens, len(turn.broken_by)]
+    cited = [one.fragment_id for one in turn.citations]
+    fields = [f"options.{field}" for field in FIELDS.split()]
+    next_position = base64.b64encode(turn.position).decode()
+    whole = [
+        turn.text,
+        counts,
+        cited,
+        [*forms, turn.to_openai_chat(system=system)],
+        bare.to_openai(),
+        next_position,
+        fields,
+    ]
+    return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
 
 
 async def test_the_generated_messages_work_with_grpc_js(make_server: MakeServer) -> None:

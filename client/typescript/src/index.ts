@@ -13,6 +13,7 @@ import type { MessageInitShape, MessageShape } from "@bufbuild/protobuf";
 import type { Client as GeneratedClient } from "@connectrpc/connect";
 
 import type { BlockService } from "./gen/memstream/v1/block_service_pb.js";
+import type { ContextService } from "./gen/memstream/v1/context_service_pb.js";
 import type { Conversation as ConversationInfo, ConversationService } from "./gen/memstream/v1/conversation_service_pb.js";
 import type { MemoryKind, PolicySchema, Profile } from "./gen/memstream/v1/memory_pb.js";
 import { CreateMemoryRequestSchema } from "./gen/memstream/v1/memory_service_pb.js";
@@ -25,6 +26,8 @@ import type { Ack } from "./gen/memstream/v1/stream_service_pb.js";
 import { toAnswer } from "./answer.js";
 import type { Answer } from "./answer.js";
 import { checkedMessage, checkOptions } from "./checks.js";
+import { Context, CONTEXT_OPTIONS, toContextRequest } from "./context.js";
+import type { ContextOptions } from "./context.js";
 import { Conversation, listConversations } from "./conversation.js";
 import type { ConversationQuery } from "./conversation.js";
 import { protocolViolationError } from "./errors.js";
@@ -38,10 +41,23 @@ import { Watch } from "./watch.js";
 import type { WatchOptions } from "./watch.js";
 
 export { ErrorReason } from "./gen/memstream/v1/error_pb.js";
+export { ContextPartKind, ContextReason } from "./gen/memstream/v1/context_service_pb.js";
 export { EventType } from "./gen/memstream/v1/event_pb.js";
 export { MemoryKind, Profile } from "./gen/memstream/v1/memory_pb.js";
 export { AckLevel } from "./gen/memstream/v1/stream_service_pb.js";
 export type { Answer } from "./answer.js";
+export { Context } from "./context.js";
+export type {
+  AnthropicContext,
+  AnthropicText,
+  ContextOptions,
+  ModelMessage,
+  OpenAIChatContext,
+  OpenAIContext,
+  RecordOptions,
+  RenderOptions,
+  TokenBounds,
+} from "./context.js";
 export { Conversation } from "./conversation.js";
 export type { AppendCondition, ConversationChange, ConversationQuery, MessageQuery, NewMessage } from "./conversation.js";
 export { RETRY } from "./backoff.js";
@@ -73,6 +89,7 @@ export class Client {
   readonly streams: GeneratedClient<typeof StreamService>;
   readonly memories: GeneratedClient<typeof MemoryService>;
   readonly blocks: GeneratedClient<typeof BlockService>;
+  readonly contexts: GeneratedClient<typeof ContextService>;
   readonly conversations: GeneratedClient<typeof ConversationService>;
   readonly operations: GeneratedClient<typeof OperationService>;
   readonly server: GeneratedClient<typeof ServerService>;
@@ -82,6 +99,7 @@ export class Client {
       streams: this.streams,
       memories: this.memories,
       blocks: this.blocks,
+      contexts: this.contexts,
       conversations: this.conversations,
       operations: this.operations,
       server: this.server,
@@ -130,6 +148,19 @@ export class Client {
     query.scopes = scopes.map((one) => toScope(one));
     query.partial = options.partial ?? false;
     return sendQuery(this.link, { query }, options);
+  }
+
+  /**
+   * Builds what an agent sends to its model before a turn: blocks, the end of the conversation, memories and the question,
+   * within `budget` tokens. With `after`, the context of the turn before, the text begins with its text, so that the
+   * model's prompt cache reads it, or `brokenBy` says why not.
+   */
+  async context(scopes: readonly RecallScope[], question: string, options: ContextOptions = {}): Promise<Context> {
+    checkOptions("options", options, CONTEXT_OPTIONS);
+    const { signal, timeoutMs, ...asked } = options;
+    const request = toContextRequest(question, asked);
+    request.scopes = scopes.map((one) => toScope(one));
+    return new Context(this.link, request, await this.contexts.context(request, callLimits({ signal, timeoutMs })));
   }
 
   /** Ends the connection and every stream on it. */

@@ -14,6 +14,7 @@ import type { Token } from "./calls.js";
 import { Connections } from "./connections.js";
 import { ClosedError, invalidField } from "./errors.js";
 import { BlockService } from "./gen/memstream/v1/block_service_pb.js";
+import { ContextService } from "./gen/memstream/v1/context_service_pb.js";
 import { ConversationService } from "./gen/memstream/v1/conversation_service_pb.js";
 import { MemoryService } from "./gen/memstream/v1/memory_service_pb.js";
 import { OperationService } from "./gen/memstream/v1/operation_service_pb.js";
@@ -96,6 +97,7 @@ export class Link {
   readonly streams: Client<typeof StreamService>;
   readonly memories: Client<typeof MemoryService>;
   readonly blocks: Client<typeof BlockService>;
+  readonly contexts: Client<typeof ContextService>;
   readonly conversations: Client<typeof ConversationService>;
   readonly operations: Client<typeof OperationService>;
   readonly server: Client<typeof ServerService>;
@@ -142,6 +144,7 @@ export class Link {
     this.streams = createClient(StreamService, transport);
     this.memories = createClient(MemoryService, transport);
     this.blocks = createClient(BlockService, transport);
+    this.contexts = createClient(ContextService, transport);
     this.conversations = createClient(ConversationService, transport);
     this.operations = createClient(OperationService, transport);
     this.server = createClient(ServerService, transport);
