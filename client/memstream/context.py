@@ -192,7 +192,8 @@ class ContextText:
             last_known = last_known if fresh else block
         if last_known is not None:
             last_known |= _CACHED
-        messages[-1]["content"][-1] |= _CACHED
+        if messages:
+            messages[-1]["content"][-1] |= _CACHED
         return ({"system": head} if head else {}) | {"messages": messages}
 
     def to_openai(self, *, system: str = "") -> dict[str, Any]:
