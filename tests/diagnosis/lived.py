@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import memstream
-from memstream import MemoryKind, Observation, Plan, Profile, Tier
+from memstream import MemoryKind, Observation, Plan, Profile, StateScope, Tier
 from tests.server.conftest import WITH_INDEX
 from tests.server.listing import fragments, indexed
 from tests.support.server import ServerProcess
@@ -99,6 +99,8 @@ async def _talked(client: memstream.Client) -> None:
         for number in range(6):
             await talk.append(("ann", "bob")[number % 2], about(number), receiver="all")
     await client.conversation("lived/closed").complete()
+    for scope in StateScope:
+        await client.set_state("lived", scope, "closed", '{"step": 1}')
     await client.conversation("lived/planned").save_plans([Plan(number=2, title="look"), Plan(number=7, title="tell")])
 
 

@@ -25,7 +25,7 @@ from tests.server.conftest import MakeServer, started, stopped
 ONE = "SELECT min(key) FROM fragments WHERE tier = 'long_term' AND memory = (SELECT max(number) FROM memories)"
 """A fragment of the last memory."""
 TALK = "(SELECT number FROM conversations WHERE name = 'open')"
-NAMED_IN_TEXT = ("store", "conversations", "messages", "plans", "operations")
+NAMED_IN_TEXT = ("store", "conversations", "messages", "plans", "states", "operations")
 """Checks that belong to no memory."""
 FIRST = "(SELECT min(number) FROM memories)"
 
@@ -413,6 +413,12 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
         "memories",
         "cannot be read",
         _sql("UPDATE memories SET policy = '{'"),
+    ),
+    "a state that is no JSON": ("states", "is not JSON", _sql("UPDATE states SET document = x'7b'")),
+    "a state without its conversation": (
+        "states",
+        "has no conversation",
+        _sql("UPDATE states SET name = 'gone' WHERE scope = 'session'"),
     ),
     "a label finds nothing": (
         "memories",

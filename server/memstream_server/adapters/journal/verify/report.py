@@ -24,6 +24,7 @@ CHECKS = {
     "conversations": "conversations whose completion fits their messages",
     "messages": "messages that match their columns, numbered without a gap up to the conversation's last",
     "plans": "plans that match their columns",
+    "states": "state documents that are JSON, those of a session with its conversation",
     "operations": "operations that can be read, with an end time if they have ended",
     "store": "metadata of the store, and rows of existing memories and conversations",
 }
