@@ -161,16 +161,15 @@ def _check_labels(checking: _ConversationCheck) -> None:
 def check_states(connection: Connection, report: Report) -> None:
     """Documents are JSON, and those of sessions have their conversation."""
     after = ("", "", "")
-    place = tuple_(states.c.namespace, states.c.scope, states.c.name)
     order = (states.c.namespace, states.c.scope, states.c.name)
+    place = tuple_(*order)
     while rows := connection.execute(select(states).where(place > after).order_by(*order).limit(_STATES)).all():
         for row in rows:
             report.count_checked("states")
             name = f"the state of {row.scope} {row.namespace}/{row.name}"
             if wrong := find_fault(bytes(row.document)):
                 report.add_violation("states", f"{name} is not JSON: {wrong}")
-            named = (conversations.c.namespace == row.namespace) & (conversations.c.name == row.name)
-            owner = select(conversations.c.number).where(named)
+            owner = select(conversations.c.number).filter_by(namespace=row.namespace, name=row.name)
             if row.scope == StateScope.SESSION.value and connection.execute(owner).first() is None:
                 report.add_violation("states", f"{name} has no conversation")
         after = (rows[-1].namespace, rows[-1].scope, rows[-1].name)
