@@ -393,6 +393,8 @@ def test_clients_are_bounded_and_their_names_harmless() -> None:
     assert one.name.startswith(r"evil\x1b[2J\u202e\U000e0041\nxxx")
     assert one.name.isprintable()
     assert one.name.count("x") < NAME_MAX
+    with clients.count_call("", _Said(said + "y" * 60_000, "ipv4:10.0.0.1:40001"), "calls"):
+        assert [each.calls for each in clients.list_latest()] == [2], "what is cut off is not kept to compare"
     for number in range(OWNERS_MAX + 50):
         with clients.count_call("", _Said(b"old \x9b", f"ipv6:[::{number:x}]:1"), "calls"):
             pass

@@ -111,7 +111,7 @@ class Clients:
         return sorted(found, key=lambda client: -client.last_us)
 
     def _enter(self, principal: str, context: Any) -> Client:
-        said = next((value for key, value in context.invocation_metadata() or () if key == "user-agent"), "")
+        said = next((value for key, value in context.invocation_metadata() or () if key == "user-agent"), "")[:NAME_MAX]
         address = str(context.peer()).rpartition(":")[0] or str(context.peer())
         owner = (principal, "" if principal else address)
         known = self._found.pop(owner, {})
@@ -129,7 +129,7 @@ class Clients:
 
 def _printable_name(said: str | bytes) -> str:
     text = said if isinstance(said, str) else said.decode("latin-1")
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text[:NAME_MAX])[:NAME_MAX]
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)[:NAME_MAX]
 
 
 class Admission:
