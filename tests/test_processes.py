@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.commands import COMMAND, environment
 from tests.support import journals
-from tests.support.processes import run_process, stop_ignoring_interrupts
+from tests.support.processes import paused, run_process, stop_ignoring_interrupts
 
 SLEEPER = (sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)")
 IGNORING = """\
@@ -55,3 +55,25 @@ def test_serve_handles_signals_that_it_inherits_as_ignored(number: signal.Signal
         assert server.stdout.readline().startswith("memstream listens on ")
         server.send_signal(number)
         assert server.wait(120) == 0
+
+
+BUSY = """
+import threading, time
+def work():
+    while True:
+        time.sleep(0)
+for _ in range(20):
+    threading.Thread(target=work).start()
+print("up", flush=True)
+"""
+
+
+def test_every_thread_of_a_paused_process_has_stopped() -> None:
+    with run_process((sys.executable, "-c", BUSY)) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        with paused(child.pid):
+            tasks = list(Path(f"/proc/{child.pid}/task").iterdir())
+            before = [(task / "schedstat").read_text() for task in tasks]
+            assert len(tasks) > 20
+            assert [(task / "schedstat").read_text() for task in tasks] == before

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import os
-import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -25,6 +24,7 @@ from tests.access.conftest import Guarded, guarded_files
 from tests.server.conftest import QUICK, MakeServer, check_log, started
 from tests.support import attack_connections
 from tests.support.attacking import Seen, attack_during
+from tests.support.processes import paused
 from tests.support.raw_http2 import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, raw, request
 from tests.support.seeds import THOROUGH
 from tests.support.server import ServerProcess
@@ -273,12 +273,9 @@ async def test_honest_calls_survive_thousands_that_wait(make_server: MakeServer)
         connections = [
             await stack.enter_async_context(attack_connections.open_connection(server.address)) for _ in range(16)
         ]
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
+        with paused(server.pid):
             for connection in connections:
                 await connection.send(whole)
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
         calls = []
         for _ in range(40):
             calls += [asyncio.ensure_future(_ended(honest.unary_unary(CHECK)(b""))) for _ in range(5)]

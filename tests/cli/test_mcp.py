@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
 import subprocess
@@ -26,7 +25,7 @@ import memstream
 from memstream.mcp import mcp_server
 from tests.cli.commands import COMMAND, call, environment, run
 from tests.support.pages import ROOT
-from tests.support.processes import run_process
+from tests.support.processes import paused, run_process
 from tests.support.server import ServerProcess, free_address
 
 DEADLINE_S = 120
@@ -408,8 +407,7 @@ async def test_each_line_of_a_host_gets_an_answer(server: ServerProcess, memory:
 async def test_cancelled_call_leaves_the_session_open(server: ServerProcess, memory: str) -> None:
     async with host_process(memory, server.address) as process:
         assert "result" in await answered(process, observing(1))
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
+        with paused(server.pid):
             await write_line(process, observing(2, "Ann plays the viola"))
             cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 2}}
             await write_line(process, json.dumps(cancelled))
@@ -417,8 +415,6 @@ async def test_cancelled_call_leaves_the_session_open(server: ServerProcess, mem
             while answer["id"] == 2:  # an answer to the cancelled call is allowed
                 answer = await answered(process, '{"jsonrpc": "2.0", "id": 3, "method": "ping"}')
             assert answer["id"] == 3
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
         assert "result" in await answered(process, observing(4, "Ann plays the organ"))
 
 

@@ -25,6 +25,7 @@ from memstream_server.adapters.milvus.naming import collection_name, partition_n
 from memstream_server.ports.index import IndexLost, IndexUnavailable
 from tests.index.conformance import SPACE, fragment_id, points, unit_vectors
 from tests.index.processes import DEADLINE_S, children, listening, until
+from tests.support.processes import paused
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -176,16 +177,13 @@ async def test_search_ends_with_its_timeout(tmp_path: Path) -> None:
     await index.open(SPACE)
     await index.upsert(points("m", VECTORS))
     pid = only_child(tmp_path)
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with paused(pid):
         searches = [index.search("m", VECTORS[0], 1, timeout_s=0.5) for _ in range(READ_THREADS)]
         for one in await asyncio.gather(*searches, return_exceptions=True):
             assert isinstance(one, IndexUnavailable)
             assert str(one) == "Milvus gave no answer within 0.5 s"
         async with asyncio.timeout(DEADLINE_S):  # a thread is free long before the search's own time limit
             await asyncio.get_running_loop().run_in_executor(index._readers, time.monotonic)
-    finally:
-        os.kill(pid, signal.SIGCONT)
     assert (await index.search("m", VECTORS[3], 1, timeout_s=60.0))[0] == [fragment_id(3)]
     await index.close()
 

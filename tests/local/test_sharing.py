@@ -12,6 +12,7 @@ from pathlib import Path
 import memstream
 from memstream.local_files import Directory, wait_until
 from tests.local.users import HOLD, WAIT_S, finish, kill_server, read_line, script, server_ends, server_pid
+from tests.support.processes import pause
 from tests.support.server import ServerProcess
 
 
@@ -87,7 +88,7 @@ def test_user_killed_during_the_start_leaves_no_server(directory: Path) -> None:
 async def test_directory_opens_after_everything_was_killed(directory: Path) -> None:
     with script(HOLD, directory) as user:
         assert read_line(user) == "ready"
-        os.kill(user.pid, signal.SIGSTOP)  # else the server could notice its end before it is killed
+        pause(user.pid)  # else the server could notice its end before it is killed
         kill_server(directory)
     assert (directory / "address").exists()
     async with memstream.local(directory) as client:

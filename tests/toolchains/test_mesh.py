@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +22,7 @@ from tests.server.listing import contents
 from tests.server.producing import PATIENT
 from tests.support.certificates import Authority
 from tests.support.metrics import scrape_metrics
+from tests.support.processes import paused
 from tests.support.seeds import seed_of
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
@@ -142,12 +141,9 @@ async def test_streams_resume_and_the_ledger_stays_exact(
                     await wait_for_endpoints(envoy, servers)
                     await load.wait_for_progress()
             elif what == "paused":
-                os.kill(servers[0].pid, signal.SIGSTOP)
-                try:
+                with paused(servers[0].pid):
                     await wait_for_endpoints(envoy, servers[1:])
                     await load.wait_for_progress()
-                finally:
-                    os.kill(servers[0].pid, signal.SIGCONT)
                 await wait_for_endpoints(envoy, servers)
             elif what == "rolling":
                 await restart_in_turn(servers, load, envoy)

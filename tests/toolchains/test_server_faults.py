@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import random
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from tests.server.conftest import restarted, started, stopped
 from tests.server.listing import contents, indexed, observed_once
 from tests.server.producing import PATIENT, Producer, words
+from tests.support.processes import paused
 from tests.support.seeds import seed_of
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -115,13 +115,10 @@ async def test_a_server_stopped_past_its_lease_serves_nothing_stale(
             await stream.flush()
             await recalls.query("old", reinforce=False)
             before, told = fleet.epoch("joy"), await _open_raw_streams(raw, "pause", "joy")
-            os.kill(first.pid, signal.SIGSTOP)
-            try:
+            with paused(first.pid):
                 await stream.send("said while it was stopped")
                 await until(lambda: _can_observe(other, "new words"))
                 assert fleet.epoch("joy") > before
-            finally:
-                os.kill(first.pid, signal.SIGCONT)
             for call in told:
                 assert await _ends_going_away(call)
             asked = [memory.recall_once("words", limit=20, reinforce=False) for _ in range(20)]
@@ -228,9 +225,8 @@ async def test_kills_and_stops_lose_and_duplicate_nothing_acknowledged(fleet: Fl
             await asyncio.sleep(draw.uniform(0.3, 1.5))
             victim = draw.choice(servers)
             if round_number % 2:
-                os.kill(victim.pid, signal.SIGSTOP)
-                await asyncio.sleep(draw.uniform(0.1, 2 * float(SHORT["lease_s"])))
-                os.kill(victim.pid, signal.SIGCONT)
+                with paused(victim.pid):
+                    await asyncio.sleep(draw.uniform(0.1, 2 * float(SHORT["lease_s"])))
             else:
                 await restarted(victim)
             before = [one.ledger.stored for one in producers]
