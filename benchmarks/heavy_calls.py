@@ -30,6 +30,7 @@ from memstream.v1 import fragment_pb2, server_service_pb2
 from memstream.v1 import memory_service_pb2 as memories
 from memstream.v1 import operation_service_pb2 as operations
 from memstream.v1 import stream_service_pb2 as streams
+from memstream.v1.scope_pb2 import RecallScope
 
 PAGE_MAX = 1_000
 BATCH_MAX = 1_024
@@ -208,7 +209,7 @@ ARGUMENTS: dict[str, Arguments] = {
     "ObserveBatch": lambda world: streams.ObserveBatchRequest(**world.memory, observations=_observations(world)),
     "RecallOnce": lambda world: streams.RecallOnceRequest(**world.memory, query=_query(world)),
     "Context": lambda world: contexts.ContextRequest(
-        scopes=[streams.RecallScope(memory=f"{world.namespace}/{_NAME}")],
+        scopes=[RecallScope(memory=f"{world.namespace}/{_NAME}")],
         question="a note about a topic and a person",
         conversation=f"{world.namespace}/{_CONVERSATION}",
         budget=100_000,

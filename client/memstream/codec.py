@@ -19,6 +19,7 @@ from memstream.v1 import (
     memory_service_pb2,
     stream_service_pb2,
 )
+from memstream.v1.scope_pb2 import RecallScope
 from memstream.values import (
     AckLevel,
     BatchResult,
@@ -202,12 +203,12 @@ def query_to_wire(
     return wire
 
 
-def scope_to_wire(value: str | Scope) -> stream_service_pb2.RecallScope:
+def scope_to_wire(value: str | Scope) -> RecallScope:
     """Converts a scope, or the path of a memory."""
     if isinstance(value, str):
-        return stream_service_pb2.RecallScope(memory=str(memory_path(value)))
+        return RecallScope(memory=str(memory_path(value)))
     with encoding("scope"):
-        wire = stream_service_pb2.RecallScope(
+        wire = RecallScope(
             weight=value.weight,
             limit=value.limit,
             filter=filter_to_wire(value.filter) if value.filter is not None else None,

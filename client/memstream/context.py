@@ -12,14 +12,14 @@ from typing import Any, TypedDict
 from memstream.argument_types import Count, Seconds
 from memstream.arguments import check_fields, check_methods
 from memstream.channel import Link, memory_path
-from memstream.codec import scope_to_wire
+from memstream.codec import batch_result_from_wire, observation_to_wire, scope_to_wire
 from memstream.conversation_values import NewMessage
 from memstream.conversations import Conversation
 from memstream.errors import InvalidRequest
 from memstream.filter_codec import filter_to_wire
-from memstream.memory import Memory
 from memstream.v1 import context_service_pb2 as pb
-from memstream.values import BatchResult, Filter, Observation, Role, Scope, Vector
+from memstream.v1.stream_service_pb2 import AckLevel, ObserveBatchRequest
+from memstream.values import Filter, Observation, Role, Scope, Vector
 from memstream.wiretypes import encoding, members_by_number, optional_timestamp_to_wire, pack_floats
 
 
@@ -253,10 +253,17 @@ class Context(ContextText):
         session = self._conversation.partition("/")[2]
         if memory:
             said = [Observation(question, role=Role.USER), Observation(reply, role=Role.ASSISTANT)]
-            stored: BatchResult = await Memory(self._link, memory_path(memory)).observe_batch(
-                said, session=session, request_id=f"turn-{turn}"
+            path = memory_path(memory)
+            batch = ObserveBatchRequest(
+                namespace=path.namespace,
+                memory=path.name,
+                session=session,
+                observations=map(observation_to_wire, said),
+                ack_level=AckLevel.ACK_LEVEL_STORED,
+                request_id=f"turn-{turn}",
             )
-            for rejected in stored.rejected:
+            stored = await self._link.call(self._link.streams.ObserveBatch, batch, path)
+            for rejected in batch_result_from_wire(stored.ack).rejected:
                 raise rejected.error
         if self._conversation:
             messages = [

@@ -3,6 +3,7 @@
 Rule 1: an unanswered query is resent on the next connection; its caller only sees a delay.
 Rule 2: a caller that stops waiting cancels its query, also on the server.
 Rule 3: a standing query is resent as well, and continues from its current answer; see standing.py.
+Rule 4: a query for the context of a turn has one message as its answer; all else about it is as for other queries.
 """
 
 from __future__ import annotations
@@ -20,16 +21,20 @@ import grpc.aio
 
 from memstream.answer_codec import answer_from_wire
 from memstream.answer_values import Answer
+from memstream.argument_types import Count, Several
 from memstream.arguments import check_methods
 from memstream.backoff import Backoff
 from memstream.channel import Link, MemoryPath, deadline_error, read_message
 from memstream.codec import query_to_wire
+from memstream.context import Context, ContextOptions, ContextText, context_to_wire
 from memstream.errors import MemstreamError, ProtocolViolation, ShuttingDown, StreamClosed
 from memstream.standing import StandingQuery
 from memstream.status import error_from_status, is_cut
 from memstream.twoway import TwoWayStream
+from memstream.v1 import context_service_pb2
 from memstream.v1 import stream_service_pb2 as pb
-from memstream.values import RecallOptions, Structured
+from memstream.v1.scope_pb2 import RecallScope
+from memstream.values import RecallOptions, Scope, Structured
 
 _Call: TypeAlias = grpc.aio.StreamStreamCall[pb.RecallRequest, pb.RecallResponse]
 IN_FLIGHT_MAX = 64
@@ -63,6 +68,29 @@ class _PendingQuery:
             self.answer.set_exception(error)
 
 
+@dataclass(slots=True)
+class _PendingContext:
+    query: pb.ContextQuery
+    answer: asyncio.Future[context_service_pb2.ContextResponse]
+
+    def prepare_resend(self) -> None:
+        """Its answer has one part, so nothing of it is there."""
+
+    def fail_query(self, error: MemstreamError) -> None:
+        """Fails the query."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+_OpenQuery: TypeAlias = _PendingQuery | _PendingContext | StandingQuery
+
+
+def _request_of(question: _OpenQuery) -> pb.RecallRequest:
+    if isinstance(question, _PendingContext):
+        return pb.RecallRequest(context=question.query)
+    return pb.RecallRequest(query=question.query)
+
+
 @check_methods
 class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
     """A stream of queries to one memory, created by `Memory.recall`, or to several, created by `Client.recall`; opened
@@ -76,7 +104,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         link: Link,
         memory: MemoryPath | None,
         session: str,
-        scopes: Sequence[pb.RecallScope] = (),
+        scopes: Sequence[RecallScope] = (),
         partial: bool = False,
     ) -> None:
         super().__init__(link, memory or MemoryPath("", ""))
@@ -84,9 +112,9 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         self._scopes, self._partial = scopes, partial
         """Of every query, if the stream names no memory."""
         self._ids = itertools.count(1)
-        self._open_queries: dict[str, _PendingQuery | StandingQuery] = {}
+        self._open_queries: dict[str, _OpenQuery] = {}
         """Queries that have not ended, by id."""
-        self._to_resend: deque[_PendingQuery | StandingQuery] = deque()
+        self._to_resend: deque[_OpenQuery] = deque()
         """Queries of an earlier connection that exceed this server's limit in flight, to be resent."""
         self._outbox: deque[pb.RecallRequest] = deque()
         self._in_flight_max = IN_FLIGHT_MAX
@@ -103,7 +131,33 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         query = self._make_query(what, options, timeout_s)
         question = _PendingQuery(query, asyncio.get_running_loop().create_future())
         with self._link.traced("RecallQuery"):
-            return await self._wait_for_answer(question, timeout_s)
+            await self._wait_for_answer(question, timeout_s)
+        return question.answer.result()
+
+    async def context(
+        self,
+        question: str,
+        *,
+        scopes: Several[str | Scope] | None = None,
+        conversation: str = "",
+        blocks: Several[str] = (),
+        budget: Count = 0,
+        after: ContextText | bytes | None = None,
+        partial: bool | None = None,
+        **options: Unpack[ContextOptions],
+    ) -> Context:
+        """As `Client.context`, on this stream; `scopes` and `partial` are by default those of the stream."""
+        self._check_usable()
+        timeout_s = self._timeout_s(options.get("timeout_s"))
+        partial = self._partial if partial is None else partial
+        request = context_to_wire(scopes or (), question, conversation, blocks, budget, after, partial, options)
+        if scopes is None:
+            request.scopes.extend(self._scopes or [RecallScope(memory=str(self.memory))])
+        query = pb.ContextQuery(query_id=str(next(self._ids)), request=request)
+        asked = _PendingContext(query, asyncio.get_running_loop().create_future())
+        with self._link.traced("ContextQuery"):
+            await self._wait_for_answer(asked, timeout_s)
+        return Context(self._link, request, asked.answer.result())
 
     def subscribe(self, what: str | Structured, **options: Unpack[RecallOptions]) -> StandingQuery:
         """A standing query, whose answer follows the memory; `async with` or iteration starts it.
@@ -139,10 +193,11 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
             self._cancel_query(standing)
             raise deadline_error(timeout_s) from None
 
-    async def _wait_for_answer(self, question: _PendingQuery, timeout_s: float) -> Answer:
+    async def _wait_for_answer(self, question: _PendingQuery | _PendingContext, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):  # around a future: cancelling a read would end the call
-                return await self._send_and_wait(question)
+                await self._send_query(question)
+                await question.answer
         except TimeoutError as error:
             if isinstance(error, MemstreamError):
                 raise
@@ -163,25 +218,22 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         self._closed = True  # nothing is in flight, so there is no need to reconnect
         self._on_failed(StreamClosed("the stream is closed"))  # ends the standing queries
 
-    async def _send_and_wait(self, question: _PendingQuery) -> Answer:
-        await self._send_query(question)
-        return await question.answer
-
-    async def _send_query(self, question: _PendingQuery | StandingQuery) -> None:
+    async def _send_query(self, question: _OpenQuery) -> None:
         """Sends a query once fewer than the limit are in flight."""
         self._check_usable()
         await self._wait_until(lambda: len(self._open_queries) < self._in_flight_max)
         self._check_usable()
         if self._open_queries.setdefault(question.query.query_id, question) is question:
-            self._push_request(pb.RecallRequest(query=question.query))
+            self._push_request(_request_of(question))
 
     def _has_waiting(self) -> bool:
         """Whether a caller waits for an answer."""
         return any(
-            isinstance(question, _PendingQuery) or question.answer is None for question in self._open_queries.values()
+            not isinstance(question, StandingQuery) or question.answer is None
+            for question in self._open_queries.values()
         )
 
-    def _cancel_query(self, question: _PendingQuery | StandingQuery) -> None:
+    def _cancel_query(self, question: _OpenQuery) -> None:
         query_id = question.query.query_id
         if self._open_queries.pop(query_id, None) is not None:
             if question in self._to_resend:
@@ -193,7 +245,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
     def _notify_waiters(self) -> None:
         super()._notify_waiters()
         while self._to_resend and len(self._open_queries) - len(self._to_resend) < self._in_flight_max:
-            self._push_request(pb.RecallRequest(query=self._to_resend.popleft().query))
+            self._push_request(_request_of(self._to_resend.popleft()))
 
     def _push_request(self, request: pb.RecallRequest) -> None:
         if not self._draining:  # else the next connection sends the queries that remain
@@ -259,6 +311,8 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         kind = response.WhichOneof("message")
         if kind == "recollections":
             self._add_part(response.recollections)
+        elif kind == "context":
+            self._complete_context(response.context)
         elif kind == "done":  # from an older server
             self._complete_query(response.done)
         elif kind == "failed":
@@ -267,23 +321,31 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
             self._drain_connection(response.going_away, call)
         if self._draining and not self._has_waiting():
             raise ShuttingDown("the server is going away", reason="SHUTTING_DOWN")
-        return kind in ("done", "failed") or response.recollections.HasField("done")
+        return kind in ("context", "done", "failed") or response.recollections.HasField("done")
 
     def _add_part(self, part: pb.Recollections) -> None:
         question = self._open_queries.get(part.query_id)
-        if question is not None:
+        if question is not None and not isinstance(question, _PendingContext):
             question.add_part(part)
         if part.HasField("done"):
             self._complete_query(part.done)
 
     def _complete_query(self, done: pb.RecallDone) -> None:
         question = self._open_queries.get(done.query_id)
-        if question is None:
+        if question is None or isinstance(question, _PendingContext):
             return
         if isinstance(question, _PendingQuery):
             del self._open_queries[done.query_id]
         question.complete_answer(done)
         self._notify_waiters()
+
+    def _complete_context(self, answer: pb.ContextAnswer) -> None:
+        question = self._open_queries.get(answer.query_id)
+        if isinstance(question, _PendingContext):
+            del self._open_queries[answer.query_id]
+            if not question.answer.done():
+                question.answer.set_result(answer.response)
+            self._notify_waiters()
 
     def _fail_query(self, failed: pb.RecallFailed) -> None:
         question, error = self._open_queries.get(failed.query_id), error_from_status(failed.status)

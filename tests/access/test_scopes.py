@@ -13,6 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 import memstream
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1 import stream_service_pb2_grpc as stubs
+from memstream.v1.scope_pb2 import RecallScope
 from tests.access.conftest import Guarded
 
 NOW = Timestamp(seconds=2_000_000_000)
@@ -34,7 +35,7 @@ async def mark(guarded: Guarded) -> str:
     return mark
 
 
-async def ask(guarded: Guarded, key: str, *scopes: pb.RecallScope, **fields: Any) -> pb.RecallOnceResponse:
+async def ask(guarded: Guarded, key: str, *scopes: RecallScope, **fields: Any) -> pb.RecallOnceResponse:
     async with grpc.aio.insecure_channel(guarded.server.address) as channel:
         stub: Any = stubs.StreamServiceStub(channel)
         query = pb.RecallQuery(text="tea", now=NOW, scopes=scopes, **fields)
@@ -45,8 +46,8 @@ async def ask(guarded: Guarded, key: str, *scopes: pb.RecallScope, **fields: Any
         return answer
 
 
-def named(*paths: str) -> list[pb.RecallScope]:
-    return [pb.RecallScope(memory=path) for path in paths]
+def named(*paths: str) -> list[RecallScope]:
+    return [RecallScope(memory=path) for path in paths]
 
 
 async def refused(guarded: Guarded, key: str, *paths: str) -> tuple[grpc.StatusCode, str]:
@@ -81,15 +82,15 @@ async def test_a_selection_has_only_what_may_be_recalled(guarded: Guarded, mark:
         ("core", {f"a/{mark}-core", f"b/{mark}-core"}),
         ("nobody", set()),
     ):
-        scopes = [pb.RecallScope(prefix=f"{namespace}/{mark}") for namespace in ("a", "b")]
+        scopes = [RecallScope(prefix=f"{namespace}/{mark}") for namespace in ("a", "b")]
         answer = await ask(guarded, key, *scopes)
         assert {part.memory for part in answer.done.memories} == found
         assert answer.done.eligible == len(found)
 
 
 async def test_scores_do_not_tell_of_hidden_memories(guarded: Guarded, mark: str) -> None:
-    alone = await ask(guarded, "core", *named(f"a/{mark}-core"), pb.RecallScope(prefix="b/none"))
-    beside = await ask(guarded, "core", pb.RecallScope(prefix=f"a/{mark}"))
+    alone = await ask(guarded, "core", *named(f"a/{mark}-core"), RecallScope(prefix="b/none"))
+    beside = await ask(guarded, "core", RecallScope(prefix=f"a/{mark}"))
     assert [one.relevance for one in alone.recollections.recollections] == [
         one.relevance for one in beside.recollections.recollections
     ]
@@ -124,3 +125,9 @@ async def test_a_context_has_only_what_the_caller_may_recall(guarded: Guarded, m
             assert FOUND not in turn.text or path == own
         with pytest.raises(memstream.PermissionDenied, match="read for 'the conversation"):
             await client.context([], "tea", conversation="b/talk")
+        async with client.recall([own]) as stream:
+            with pytest.raises(memstream.PermissionDenied, match=other):
+                await stream.context("tea", scopes=[own, other])
+            with pytest.raises(memstream.PermissionDenied, match="read for 'the conversation"):
+                await stream.context("tea", conversation="b/talk")
+            assert (await stream.context("tea")).citations

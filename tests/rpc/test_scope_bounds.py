@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.scope_pb2 import RecallScope
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.engine import Engine
@@ -25,7 +26,7 @@ async def fill(opened: Engine, count: int) -> None:
         await opened.observe_batch("ns", f"m{number}", "", 1, said, AckLevel.STORED)
 
 
-def scoped(opened: Engine, *asked: pb.RecallScope, **fields: Any) -> ScopedQuery:
+def scoped(opened: Engine, *asked: RecallScope, **fields: Any) -> ScopedQuery:
     query = pb.RecallQuery(text="tea", reinforce=False, scopes=asked, **fields)
     return ScopedQuery(opened, None, LIMITS, query, "", None)  # type: ignore[arg-type]  # no other server is asked
 
@@ -34,7 +35,7 @@ async def test_a_selection_of_too_many_is_refused(engine: Engine, monkeypatch: p
     monkeypatch.setattr(scopes, "MEMORIES_MAX", 3)
     await fill(engine, 4)
     for prefix, most in (("ns/", False), ("ns/m", False), ("ns/m1", True)):
-        query = scoped(engine, pb.RecallScope(prefix=prefix))
+        query = scoped(engine, RecallScope(prefix=prefix))
         if most:
             assert len(await query.find_memories()) == 1
         else:
@@ -44,7 +45,7 @@ async def test_a_selection_of_too_many_is_refused(engine: Engine, monkeypatch: p
 
 async def test_the_merge_keeps_the_best_of_every_limit(engine: Engine) -> None:  # noqa: F811
     await fill(engine, 4)
-    asked = [pb.RecallScope(memory=f"ns/m{number}", weight=1 + number / 10) for number in range(4)]
+    asked = [RecallScope(memory=f"ns/m{number}", weight=1 + number / 10) for number in range(4)]
     whole = scoped(engine, *asked, limit=8)
     everything = (await whole.recall(await whole.find_memories(), None, now_us=2 * 10**15)).recollections
     assert len(everything) == 8

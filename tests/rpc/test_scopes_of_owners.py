@@ -16,6 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from memstream.v1 import fragment_pb2
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.memory_service_pb2 import CreateMemoryRequest, ListFragmentsRequest
+from memstream.v1.scope_pb2 import RecallScope
 from memstream_server.engine.runtime.ownership import Ownership
 from memstream_server.ports.processes import Owner
 from memstream_server.rpc.access.peers import Peers
@@ -89,7 +90,7 @@ async def two(tmp_path: Path) -> AsyncIterator[Two]:
 
 
 async def ask(wire: Wire, **fields: Any) -> pb.RecallOnceResponse:
-    scopes = [pb.RecallScope(memory="ns/here"), pb.RecallScope(memory="ns/there", weight=2)]
+    scopes = [RecallScope(memory="ns/here"), RecallScope(memory="ns/there", weight=2)]
     query = pb.RecallQuery(text="hot tea", now=NOW, reinforce=False, scopes=scopes, explain=True, **fields)
     answer: pb.RecallOnceResponse = await wire.streams.RecallOnce(pb.RecallOnceRequest(query=query), timeout=30)
     return answer
@@ -162,7 +163,7 @@ async def test_a_paused_owner_is_named_within_the_deadline(two: Two) -> None:
         await asyncio.Event().wait()
         raise AssertionError("nothing ends the pause")
 
-    scopes = [pb.RecallScope(memory="ns/here"), pb.RecallScope(memory="ns/there")]
+    scopes = [RecallScope(memory="ns/here"), RecallScope(memory="ns/there")]
     query = pb.RecallQuery(text="hot tea", now=NOW, reinforce=False, scopes=scopes)
     async with owned_by(two, answer):
         found = await two.front.streams.RecallOnce(pb.RecallOnceRequest(query=query), timeout=3)
@@ -176,7 +177,7 @@ async def test_another_owner_counts_what_is_kept(two: Two) -> None:
         now=NOW,
         reinforce=True,
         limit=2,
-        scopes=[pb.RecallScope(memory="ns/here"), pb.RecallScope(memory="ns/there")],
+        scopes=[RecallScope(memory="ns/here"), RecallScope(memory="ns/there")],
     )
     answer = await two.front.streams.RecallOnce(pb.RecallOnceRequest(query=query), timeout=30)
     kept = {one.fragment.content for one in answer.recollections.recollections if one.memory == "ns/there"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from datetime import UTC, datetime
 from typing import Any
@@ -226,3 +227,35 @@ def test_the_blocking_context_records_too(shared: ServerProcess, namespace: str)
         turn.record("Which door?", "the blue one")
         later = client.context([f"{namespace}/joy"], "And now?", conversation=f"{namespace}/talk", after=turn)
         assert later.text.startswith(turn.text)
+
+
+async def test_a_recall_stream_builds_the_same_context(client: memstream.Client, bob: memstream.Memory) -> None:
+    talk, question = f"{bob.path}-talk", "What is Bob allergic to?"
+    asked: Any = {"conversation": talk, "budget": 800, "now": NOW}
+    async with client.recall([bob.path]) as stream, bob.recall() as alone:
+        answer, turn, own = await asyncio.gather(
+            stream.query(question, reinforce=False),
+            stream.context(question, **asked),
+            alone.context(question, **asked),
+        )
+        assert "nuts" in answer[0].fragment.content
+        assert turn.text == own.text == (await client.context([bob.path], question, **asked)).text
+        await turn.record(question, "nuts")
+        later = await stream.context("Where does Bob live?", after=turn, **asked)
+    assert later.text.startswith(turn.text)
+    assert later.broken_by == ()
+
+
+async def test_a_bad_turn_on_a_stream_fails_alone(client: memstream.Client, bob: memstream.Memory) -> None:
+    async with client.recall([bob.path]) as stream:
+        waiting = memstream.Scope(memory=bob.path, min_revision=10**6)
+        late = asyncio.create_task(stream.context("Who?", scopes=[waiting], parts_timeout_s=50))
+        with pytest.raises(memstream.InvalidRequest, match="this server has 'bytes/4'"):
+            await stream.context("Who?", tokenizer="words")
+        with pytest.raises(memstream.MemoryNotFound):
+            await stream.context("Who?", scopes=[f"{bob.path}-absent"])
+        with pytest.raises(memstream.DeadlineExceeded):
+            await stream.context("Who?", scopes=[waiting], parts_timeout_s=50, timeout_s=0.1)
+        late.cancel()
+        assert (await stream.context("What is Bob allergic to?")).citations
+        assert stream.connections == 1

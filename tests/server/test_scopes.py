@@ -14,6 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 import memstream
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1 import stream_service_pb2_grpc as stubs
+from memstream.v1.scope_pb2 import LabelSelector, RecallScope
 from memstream.values import Observation
 from tests.support.server import ServerProcess
 
@@ -47,13 +48,13 @@ async def stub(shared: ServerProcess) -> AsyncIterator[Any]:
         yield stubs.StreamServiceStub(channel)
 
 
-def query(*scopes: pb.RecallScope, text: str = "tea", **fields: Any) -> pb.RecallOnceRequest:
+def query(*scopes: RecallScope, text: str = "tea", **fields: Any) -> pb.RecallOnceRequest:
     given: dict[str, Any] = {"reinforce": False, "now": NOW} | fields
     return pb.RecallOnceRequest(query=pb.RecallQuery(text=text, scopes=scopes, **given))
 
 
-def scopes_of(names: dict[str, str], **weights: float) -> list[pb.RecallScope]:
-    return [pb.RecallScope(memory=path, weight=weights.get(name, 1.0)) for name, path in names.items()]
+def scopes_of(names: dict[str, str], **weights: float) -> list[RecallScope]:
+    return [RecallScope(memory=path, weight=weights.get(name, 1.0)) for name, path in names.items()]
 
 
 def comparable(answer: pb.RecallOnceResponse) -> bytes:
@@ -66,7 +67,7 @@ async def test_one_scope_is_the_memory_byte_for_byte(stub: Any, names: dict[str,
     namespace, _, name = names["bob"].partition("/")
     fields: dict[str, Any] = {"explain": True, "near_misses": 5, "token_budget": 40, "reinforce": False, "now": NOW}
     alone = pb.RecallOnceRequest(namespace=namespace, memory=name, query=pb.RecallQuery(text="tea", **fields))
-    scoped = query(pb.RecallScope(memory=names["bob"]), **fields)
+    scoped = query(RecallScope(memory=names["bob"]), **fields)
     assert comparable(await stub.RecallOnce(scoped)) == comparable(await stub.RecallOnce(alone))
 
 
@@ -93,10 +94,10 @@ async def test_each_memory_says_what_it_contributed(stub: Any, names: dict[str, 
 
 
 async def test_a_scope_has_a_limit_and_a_filter(stub: Any, names: dict[str, str]) -> None:
-    bob = pb.RecallScope(memory=names["bob"], limit=1)
-    core = pb.RecallScope(memory=names["core"])
+    bob = RecallScope(memory=names["bob"], limit=1)
+    core = RecallScope(memory=names["core"])
     core.filter.sessions.append("no such session")
-    answer = await stub.RecallOnce(query(bob, core, pb.RecallScope(memory=names["joy"])))
+    answer = await stub.RecallOnce(query(bob, core, RecallScope(memory=names["joy"])))
     found = [one.memory for one in answer.recollections.recollections]
     assert found.count(names["bob"]) == 1
     assert names["core"] not in found
@@ -106,11 +107,11 @@ async def test_a_scope_has_a_limit_and_a_filter(stub: Any, names: dict[str, str]
 async def test_prefix_and_labels_select(stub: Any, names: dict[str, str]) -> None:
     namespace = names["bob"].partition("/")[0]
     for scope, found in (
-        (pb.RecallScope(prefix=f"{namespace}/"), {"bob", "core", "joy"}),
-        (pb.RecallScope(prefix=namespace[:-1]), {"bob", "core", "joy"}),
-        (pb.RecallScope(prefix=f"{namespace}/j"), {"joy"}),
-        (pb.RecallScope(labels=pb.LabelSelector(namespace=namespace, labels={"team": "core"})), {"core", "joy"}),
-        (pb.RecallScope(prefix=f"{namespace}/zz"), set()),
+        (RecallScope(prefix=f"{namespace}/"), {"bob", "core", "joy"}),
+        (RecallScope(prefix=namespace[:-1]), {"bob", "core", "joy"}),
+        (RecallScope(prefix=f"{namespace}/j"), {"joy"}),
+        (RecallScope(labels=LabelSelector(namespace=namespace, labels={"team": "core"})), {"core", "joy"}),
+        (RecallScope(prefix=f"{namespace}/zz"), set()),
     ):
         answer = await stub.RecallOnce(query(scope))
         assert {part.memory for part in answer.done.memories} == {names[each] for each in found}
@@ -119,7 +120,7 @@ async def test_prefix_and_labels_select(stub: Any, names: dict[str, str]) -> Non
 async def test_a_named_scope_goes_before_a_selection(stub: Any, names: dict[str, str]) -> None:
     namespace = names["bob"].partition("/")[0]
     answer = await stub.RecallOnce(
-        query(pb.RecallScope(prefix=f"{namespace}/"), pb.RecallScope(memory=names["joy"], limit=1))
+        query(RecallScope(prefix=f"{namespace}/"), RecallScope(memory=names["joy"], limit=1))
     )
     assert [one.memory for one in answer.recollections.recollections].count(names["joy"]) == 1
     assert next(part.memory for part in answer.done.memories) == names["joy"]
@@ -132,7 +133,7 @@ async def test_the_budget_is_of_all_together(stub: Any, names: dict[str, str]) -
 
 
 async def test_partial_leaves_out_what_is_absent(stub: Any, names: dict[str, str]) -> None:
-    asked = [*scopes_of(names), pb.RecallScope(memory="nobody/here")]
+    asked = [*scopes_of(names), RecallScope(memory="nobody/here")]
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stub.RecallOnce(query(*asked))
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
@@ -144,18 +145,18 @@ async def test_partial_leaves_out_what_is_absent(stub: Any, names: dict[str, str
 @pytest.mark.parametrize(
     ("scopes", "field"),
     [
-        ([pb.RecallScope()], "query.scopes[0]"),
-        ([pb.RecallScope(memory="joy")], "query.scopes[0].memory"),
-        ([pb.RecallScope(memory="a/b"), pb.RecallScope(memory="a/b")], "query.scopes"),
-        ([pb.RecallScope(memory=f"a/{number}") for number in range(101)], "query.scopes"),
-        ([pb.RecallScope(prefix="/")], "query.scopes[0].prefix"),
-        ([pb.RecallScope(labels=pb.LabelSelector())], "query.scopes[0].labels.labels"),
-        ([pb.RecallScope(memory="a/b", weight=float("nan"))], "query.scopes[0].weight"),
-        ([pb.RecallScope(memory="a/b", limit=0)], "query.scopes[0].limit"),
-        ([pb.RecallScope(prefix="a/", min_revision=3)], "query.scopes[0].min_revision"),
+        ([RecallScope()], "query.scopes[0]"),
+        ([RecallScope(memory="joy")], "query.scopes[0].memory"),
+        ([RecallScope(memory="a/b"), RecallScope(memory="a/b")], "query.scopes"),
+        ([RecallScope(memory=f"a/{number}") for number in range(101)], "query.scopes"),
+        ([RecallScope(prefix="/")], "query.scopes[0].prefix"),
+        ([RecallScope(labels=LabelSelector())], "query.scopes[0].labels.labels"),
+        ([RecallScope(memory="a/b", weight=float("nan"))], "query.scopes[0].weight"),
+        ([RecallScope(memory="a/b", limit=0)], "query.scopes[0].limit"),
+        ([RecallScope(prefix="a/", min_revision=3)], "query.scopes[0].min_revision"),
     ],
 )
-async def test_wrong_scopes_are_named(stub: Any, scopes: list[pb.RecallScope], field: str) -> None:
+async def test_wrong_scopes_are_named(stub: Any, scopes: list[RecallScope], field: str) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stub.RecallOnce(query(*scopes))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -268,10 +269,10 @@ async def test_a_stream_of_the_sdk_asks_several_memories(client: memstream.Clien
 
 
 async def test_a_hundred_scopes_and_nothing_selected(stub: Any, names: dict[str, str]) -> None:
-    absent = [pb.RecallScope(memory=f"nobody/m{number}") for number in range(97)]
+    absent = [RecallScope(memory=f"nobody/m{number}") for number in range(97)]
     answer = await stub.RecallOnce(query(*scopes_of(names), *absent, partial=True))
     assert comparable(answer) == comparable(await stub.RecallOnce(query(*scopes_of(names))))
-    nothing = await stub.RecallOnce(query(pb.RecallScope(prefix="nobody/none-")))
+    nothing = await stub.RecallOnce(query(RecallScope(prefix="nobody/none-")))
     assert (nothing.done.weak, len(nothing.done.memories), len(nothing.recollections.recollections)) == (True, 0, 0)
 
 

@@ -12,13 +12,15 @@ import memstream.recall
 import memstream.standing
 import memstream.watch
 from memstream.answer_values import Answer
+from memstream.argument_types import Count, Several
 from memstream.arguments import check_methods
 from memstream.codec import Observable
+from memstream.context import ContextOptions, ContextText
 from memstream.resources import Cursor, Event
 from memstream.standing import AnswerChange
-from memstream.sync.bases import Iterated, Opened, OpenedRecall, Sent
+from memstream.sync.bases import Context, Iterated, Opened, OpenedRecall, Sent
 from memstream.sync.loop import LOOP
-from memstream.values import ObservationFields, RecallOptions, Rejected, Resumption, Structured
+from memstream.values import ObservationFields, RecallOptions, Rejected, Resumption, Scope, Structured
 
 
 @check_methods
@@ -103,6 +105,34 @@ class RecallStream(OpenedRecall):
         server's error for this query; or the error that ended the stream.
         """
         return LOOP.run(self._inner.query(what, **options))
+
+    def context(
+        self,
+        question: str,
+        *,
+        scopes: Several[str | Scope] | None = None,
+        conversation: str = "",
+        blocks: Several[str] = (),
+        budget: Count = 0,
+        after: ContextText | bytes | None = None,
+        partial: bool | None = None,
+        **options: Unpack[ContextOptions],
+    ) -> Context:
+        """As `Client.context`, on this stream; `scopes` and `partial` are by default those of the stream."""
+        return Context(
+            LOOP.run(
+                self._inner.context(
+                    question,
+                    scopes=scopes,
+                    conversation=conversation,
+                    blocks=blocks,
+                    budget=budget,
+                    after=after,
+                    partial=partial,
+                    **options,
+                )
+            )
+        )
 
     def subscribe(self, what: str | Structured, **options: Unpack[RecallOptions]) -> StandingQuery:
         """A standing query, whose answer follows the memory; `with` or iteration starts it.

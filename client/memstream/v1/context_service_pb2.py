@@ -25,10 +25,10 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from memstream.v1 import fragment_pb2 as memstream_dot_v1_dot_fragment__pb2
-from memstream.v1 import stream_service_pb2 as memstream_dot_v1_dot_stream__service__pb2
+from memstream.v1 import scope_pb2 as memstream_dot_v1_dot_scope__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"memstream/v1/context_service.proto\x12\x0cmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\x1a!memstream/v1/stream_service.proto\"\xc9\x04\n\x0e\x43ontextRequest\x12)\n\x06scopes\x18\x01 \x03(\x0b\x32\x19.memstream.v1.RecallScope\x12\x0f\n\x07partial\x18\x02 \x01(\x08\x12\x10\n\x08question\x18\x03 \x01(\t\x12\x11\n\tembedding\x18\x04 \x03(\x02\x12\x14\n\x0c\x63onversation\x18\x05 \x01(\t\x12\x0e\n\x06\x62locks\x18\x06 \x03(\t\x12\x0e\n\x06\x62udget\x18\x07 \x01(\x05\x12/\n\x0c\x62lock_tokens\x18\x08 \x01(\x0b\x32\x19.memstream.v1.TokenBounds\x12.\n\x0btail_tokens\x18\t \x01(\x0b\x32\x19.memstream.v1.TokenBounds\x12\x32\n\x0f\x65vidence_tokens\x18\n \x01(\x0b\x32\x19.memstream.v1.TokenBounds\x12\x11\n\ttokenizer\x18\x0b \x01(\t\x12\r\n\x05\x61\x66ter\x18\x0c \x01(\x0c\x12\'\n\x03now\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\ttime_zone\x18\x0e \x01(\t\x12\x12\n\x05limit\x18\x0f \x01(\x05H\x00\x88\x01\x01\x12,\n\x06\x66ilter\x18\x10 \x01(\x0b\x32\x1c.memstream.v1.FragmentFilter\x12\x16\n\treinforce\x18\x11 \x01(\x08H\x01\x88\x01\x01\x12\x0f\n\x07receipt\x18\x12 \x01(\x08\x12*\n\x07timeout\x18\x13 \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06_limitB\x0c\n\n_reinforce\"@\n\x0bTokenBounds\x12\x0f\n\x07minimum\x18\x01 \x01(\x05\x12\x14\n\x07maximum\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\n\n\x08_maximum\"\xce\x01\n\x0b\x43ontextPart\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.memstream.v1.ContextPartKind\x12\x0e\n\x06memory\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x0e\n\x06tokens\x18\x05 \x01(\x05\x12\x14\n\x0c\x66ragment_ids\x18\x06 \x03(\t\x12\x0e\n\x06number\x18\x07 \x01(\x03\x12\x0c\n\x04role\x18\x08 \x01(\t\x12\x13\n\x0blabel_bytes\x18\t \x01(\x05\x12\r\n\x05\x66resh\x18\n \x01(\x08\"F\n\x0f\x43ontextCitation\x12\x0e\n\x06number\x18\x01 \x01(\x05\x12\x0e\n\x06memory\x18\x02 \x01(\t\x12\x13\n\x0b\x66ragment_id\x18\x03 \x01(\t\"}\n\x11\x43ontextCorrection\x12\x0e\n\x06memory\x18\x01 \x01(\t\x12\x13\n\x0b\x66ragment_id\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x05\x12\x15\n\rsuperseded_by\x18\x04 \x01(\t\x12\x1c\n\x14superseded_by_number\x18\x05 \x01(\x05\"\xbe\x01\n\x0f\x43ontextOmission\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.memstream.v1.ContextPartKind\x12+\n\x06reason\x18\x02 \x01(\x0e\x32\x1b.memstream.v1.ContextReason\x12\x0e\n\x06memory\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x14\n\x0c\x66ragment_ids\x18\x05 \x03(\t\x12\x0e\n\x06number\x18\x06 \x01(\x03\x12\r\n\x05\x63ount\x18\x07 \x01(\x05\"\x92\x03\n\x0f\x43ontextResponse\x12(\n\x05parts\x18\x01 \x03(\x0b\x32\x19.memstream.v1.ContextPart\x12\x0e\n\x06tokens\x18\x02 \x01(\x05\x12\x18\n\x10unchanged_tokens\x18\x03 \x01(\x05\x12\x30\n\tbroken_by\x18\x04 \x03(\x0b\x32\x1d.memstream.v1.ContextOmission\x12/\n\x08left_out\x18\x05 \x03(\x0b\x32\x1d.memstream.v1.ContextOmission\x12\x30\n\tcitations\x18\x06 \x03(\x0b\x32\x1d.memstream.v1.ContextCitation\x12\x34\n\x0b\x63orrections\x18\x07 \x03(\x0b\x32\x1f.memstream.v1.ContextCorrection\x12\x0c\n\x04weak\x18\x08 \x01(\x08\x12\x10\n\x08\x64\x65graded\x18\t \x01(\t\x12\x10\n\x08position\x18\n \x01(\x0c\x12.\n\x08receipts\x18\x0b \x03(\x0b\x32\x1c.memstream.v1.ContextReceipt\"4\n\x0e\x43ontextReceipt\x12\x0e\n\x06memory\x18\x01 \x01(\t\x12\x12\n\nreceipt_id\x18\x02 \x01(\t*\xb0\x01\n\x0f\x43ontextPartKind\x12!\n\x1d\x43ONTEXT_PART_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43ONTEXT_PART_KIND_BLOCK\x10\x01\x12\x1d\n\x19\x43ONTEXT_PART_KIND_MESSAGE\x10\x02\x12\x1e\n\x1a\x43ONTEXT_PART_KIND_EVIDENCE\x10\x03\x12\x1e\n\x1a\x43ONTEXT_PART_KIND_QUESTION\x10\x04*\xbb\x02\n\rContextReason\x12\x1e\n\x1a\x43ONTEXT_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43ONTEXT_REASON_BUDGET\x10\x01\x12\x17\n\x13\x43ONTEXT_REASON_WEAK\x10\x02\x12\x1a\n\x16\x43ONTEXT_REASON_REPEATS\x10\x03\x12\x1a\n\x16\x43ONTEXT_REASON_IN_TAIL\x10\x04\x12\x1d\n\x19\x43ONTEXT_REASON_SUPERSEDED\x10\x05\x12\x1e\n\x1a\x43ONTEXT_REASON_UNAVAILABLE\x10\x06\x12\x1a\n\x16\x43ONTEXT_REASON_CHANGED\x10\x07\x12(\n$CONTEXT_REASON_QUESTION_NOT_RECORDED\x10\x08\x12\x19\n\x15\x43ONTEXT_REASON_FAILED\x10\t2X\n\x0e\x43ontextService\x12\x46\n\x07\x43ontext\x12\x1c.memstream.v1.ContextRequest\x1a\x1d.memstream.v1.ContextResponseBT\n\x10\x64\x65v.memstream.v1B\x13\x43ontextServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"memstream/v1/context_service.proto\x12\x0cmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\x1a\x18memstream/v1/scope.proto\"\xc9\x04\n\x0e\x43ontextRequest\x12)\n\x06scopes\x18\x01 \x03(\x0b\x32\x19.memstream.v1.RecallScope\x12\x0f\n\x07partial\x18\x02 \x01(\x08\x12\x10\n\x08question\x18\x03 \x01(\t\x12\x11\n\tembedding\x18\x04 \x03(\x02\x12\x14\n\x0c\x63onversation\x18\x05 \x01(\t\x12\x0e\n\x06\x62locks\x18\x06 \x03(\t\x12\x0e\n\x06\x62udget\x18\x07 \x01(\x05\x12/\n\x0c\x62lock_tokens\x18\x08 \x01(\x0b\x32\x19.memstream.v1.TokenBounds\x12.\n\x0btail_tokens\x18\t \x01(\x0b\x32\x19.memstream.v1.TokenBounds\x12\x32\n\x0f\x65vidence_tokens\x18\n \x01(\x0b\x32\x19.memstream.v1.TokenBounds\x12\x11\n\ttokenizer\x18\x0b \x01(\t\x12\r\n\x05\x61\x66ter\x18\x0c \x01(\x0c\x12\'\n\x03now\x18\r \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\ttime_zone\x18\x0e \x01(\t\x12\x12\n\x05limit\x18\x0f \x01(\x05H\x00\x88\x01\x01\x12,\n\x06\x66ilter\x18\x10 \x01(\x0b\x32\x1c.memstream.v1.FragmentFilter\x12\x16\n\treinforce\x18\x11 \x01(\x08H\x01\x88\x01\x01\x12\x0f\n\x07receipt\x18\x12 \x01(\x08\x12*\n\x07timeout\x18\x13 \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06_limitB\x0c\n\n_reinforce\"@\n\x0bTokenBounds\x12\x0f\n\x07minimum\x18\x01 \x01(\x05\x12\x14\n\x07maximum\x18\x02 \x01(\x05H\x00\x88\x01\x01\x42\n\n\x08_maximum\"\xce\x01\n\x0b\x43ontextPart\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.memstream.v1.ContextPartKind\x12\x0e\n\x06memory\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x0e\n\x06tokens\x18\x05 \x01(\x05\x12\x14\n\x0c\x66ragment_ids\x18\x06 \x03(\t\x12\x0e\n\x06number\x18\x07 \x01(\x03\x12\x0c\n\x04role\x18\x08 \x01(\t\x12\x13\n\x0blabel_bytes\x18\t \x01(\x05\x12\r\n\x05\x66resh\x18\n \x01(\x08\"F\n\x0f\x43ontextCitation\x12\x0e\n\x06number\x18\x01 \x01(\x05\x12\x0e\n\x06memory\x18\x02 \x01(\t\x12\x13\n\x0b\x66ragment_id\x18\x03 \x01(\t\"}\n\x11\x43ontextCorrection\x12\x0e\n\x06memory\x18\x01 \x01(\t\x12\x13\n\x0b\x66ragment_id\x18\x02 \x01(\t\x12\x0e\n\x06number\x18\x03 \x01(\x05\x12\x15\n\rsuperseded_by\x18\x04 \x01(\t\x12\x1c\n\x14superseded_by_number\x18\x05 \x01(\x05\"\xbe\x01\n\x0f\x43ontextOmission\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.memstream.v1.ContextPartKind\x12+\n\x06reason\x18\x02 \x01(\x0e\x32\x1b.memstream.v1.ContextReason\x12\x0e\n\x06memory\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12\x14\n\x0c\x66ragment_ids\x18\x05 \x03(\t\x12\x0e\n\x06number\x18\x06 \x01(\x03\x12\r\n\x05\x63ount\x18\x07 \x01(\x05\"\x92\x03\n\x0f\x43ontextResponse\x12(\n\x05parts\x18\x01 \x03(\x0b\x32\x19.memstream.v1.ContextPart\x12\x0e\n\x06tokens\x18\x02 \x01(\x05\x12\x18\n\x10unchanged_tokens\x18\x03 \x01(\x05\x12\x30\n\tbroken_by\x18\x04 \x03(\x0b\x32\x1d.memstream.v1.ContextOmission\x12/\n\x08left_out\x18\x05 \x03(\x0b\x32\x1d.memstream.v1.ContextOmission\x12\x30\n\tcitations\x18\x06 \x03(\x0b\x32\x1d.memstream.v1.ContextCitation\x12\x34\n\x0b\x63orrections\x18\x07 \x03(\x0b\x32\x1f.memstream.v1.ContextCorrection\x12\x0c\n\x04weak\x18\x08 \x01(\x08\x12\x10\n\x08\x64\x65graded\x18\t \x01(\t\x12\x10\n\x08position\x18\n \x01(\x0c\x12.\n\x08receipts\x18\x0b \x03(\x0b\x32\x1c.memstream.v1.ContextReceipt\"4\n\x0e\x43ontextReceipt\x12\x0e\n\x06memory\x18\x01 \x01(\t\x12\x12\n\nreceipt_id\x18\x02 \x01(\t*\xb0\x01\n\x0f\x43ontextPartKind\x12!\n\x1d\x43ONTEXT_PART_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43ONTEXT_PART_KIND_BLOCK\x10\x01\x12\x1d\n\x19\x43ONTEXT_PART_KIND_MESSAGE\x10\x02\x12\x1e\n\x1a\x43ONTEXT_PART_KIND_EVIDENCE\x10\x03\x12\x1e\n\x1a\x43ONTEXT_PART_KIND_QUESTION\x10\x04*\xbb\x02\n\rContextReason\x12\x1e\n\x1a\x43ONTEXT_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43ONTEXT_REASON_BUDGET\x10\x01\x12\x17\n\x13\x43ONTEXT_REASON_WEAK\x10\x02\x12\x1a\n\x16\x43ONTEXT_REASON_REPEATS\x10\x03\x12\x1a\n\x16\x43ONTEXT_REASON_IN_TAIL\x10\x04\x12\x1d\n\x19\x43ONTEXT_REASON_SUPERSEDED\x10\x05\x12\x1e\n\x1a\x43ONTEXT_REASON_UNAVAILABLE\x10\x06\x12\x1a\n\x16\x43ONTEXT_REASON_CHANGED\x10\x07\x12(\n$CONTEXT_REASON_QUESTION_NOT_RECORDED\x10\x08\x12\x19\n\x15\x43ONTEXT_REASON_FAILED\x10\t2X\n\x0e\x43ontextService\x12\x46\n\x07\x43ontext\x12\x1c.memstream.v1.ContextRequest\x1a\x1d.memstream.v1.ContextResponseBT\n\x10\x64\x65v.memstream.v1B\x13\x43ontextServiceProtoP\x01Z)memstream.dev/go/memstream/v1;memstreamv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,26 +36,26 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'memstream.v1.context_servic
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020dev.memstream.v1B\023ContextServiceProtoP\001Z)memstream.dev/go/memstream/v1;memstreamv1'
-  _globals['_CONTEXTPARTKIND']._serialized_start=1896
-  _globals['_CONTEXTPARTKIND']._serialized_end=2072
-  _globals['_CONTEXTREASON']._serialized_start=2075
-  _globals['_CONTEXTREASON']._serialized_end=2390
-  _globals['_CONTEXTREQUEST']._serialized_start=182
-  _globals['_CONTEXTREQUEST']._serialized_end=767
-  _globals['_TOKENBOUNDS']._serialized_start=769
-  _globals['_TOKENBOUNDS']._serialized_end=833
-  _globals['_CONTEXTPART']._serialized_start=836
-  _globals['_CONTEXTPART']._serialized_end=1042
-  _globals['_CONTEXTCITATION']._serialized_start=1044
-  _globals['_CONTEXTCITATION']._serialized_end=1114
-  _globals['_CONTEXTCORRECTION']._serialized_start=1116
-  _globals['_CONTEXTCORRECTION']._serialized_end=1241
-  _globals['_CONTEXTOMISSION']._serialized_start=1244
-  _globals['_CONTEXTOMISSION']._serialized_end=1434
-  _globals['_CONTEXTRESPONSE']._serialized_start=1437
-  _globals['_CONTEXTRESPONSE']._serialized_end=1839
-  _globals['_CONTEXTRECEIPT']._serialized_start=1841
-  _globals['_CONTEXTRECEIPT']._serialized_end=1893
-  _globals['_CONTEXTSERVICE']._serialized_start=2392
-  _globals['_CONTEXTSERVICE']._serialized_end=2480
+  _globals['_CONTEXTPARTKIND']._serialized_start=1887
+  _globals['_CONTEXTPARTKIND']._serialized_end=2063
+  _globals['_CONTEXTREASON']._serialized_start=2066
+  _globals['_CONTEXTREASON']._serialized_end=2381
+  _globals['_CONTEXTREQUEST']._serialized_start=173
+  _globals['_CONTEXTREQUEST']._serialized_end=758
+  _globals['_TOKENBOUNDS']._serialized_start=760
+  _globals['_TOKENBOUNDS']._serialized_end=824
+  _globals['_CONTEXTPART']._serialized_start=827
+  _globals['_CONTEXTPART']._serialized_end=1033
+  _globals['_CONTEXTCITATION']._serialized_start=1035
+  _globals['_CONTEXTCITATION']._serialized_end=1105
+  _globals['_CONTEXTCORRECTION']._serialized_start=1107
+  _globals['_CONTEXTCORRECTION']._serialized_end=1232
+  _globals['_CONTEXTOMISSION']._serialized_start=1235
+  _globals['_CONTEXTOMISSION']._serialized_end=1425
+  _globals['_CONTEXTRESPONSE']._serialized_start=1428
+  _globals['_CONTEXTRESPONSE']._serialized_end=1830
+  _globals['_CONTEXTRECEIPT']._serialized_start=1832
+  _globals['_CONTEXTRECEIPT']._serialized_end=1884
+  _globals['_CONTEXTSERVICE']._serialized_start=2383
+  _globals['_CONTEXTSERVICE']._serialized_end=2471
 # @@protoc_insertion_point(module_scope)

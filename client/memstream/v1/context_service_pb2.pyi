@@ -11,7 +11,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from memstream.v1 import fragment_pb2 as _fragment_pb2
-from memstream.v1 import stream_service_pb2 as _stream_service_pb2
+from memstream.v1 import scope_pb2 as _scope_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -166,7 +166,7 @@ class ContextRequest(_message.Message):
     receipt: _builtins.bool
     """Keep a receipt of the recall, as in RecallQuery."""
     @_builtins.property
-    def scopes(self) -> _containers.RepeatedCompositeFieldContainer[_stream_service_pb2.RecallScope]:
+    def scopes(self) -> _containers.RepeatedCompositeFieldContainer[_scope_pb2.RecallScope]:
         """The memories to recall from, as in RecallQuery: at most 100 scopes. Empty: none."""
 
     @_builtins.property
@@ -206,7 +206,7 @@ class ContextRequest(_message.Message):
     def __init__(
         self,
         *,
-        scopes: _abc.Iterable[_stream_service_pb2.RecallScope] | None = ...,
+        scopes: _abc.Iterable[_scope_pb2.RecallScope] | None = ...,
         partial: _builtins.bool = ...,
         question: _builtins.str = ...,
         embedding: _abc.Iterable[_builtins.float] | None = ...,

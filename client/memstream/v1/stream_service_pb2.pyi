@@ -11,8 +11,10 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.rpc import status_pb2 as _status_pb2
+from memstream.v1 import context_service_pb2 as _context_service_pb2
 from memstream.v1 import event_pb2 as _event_pb2
 from memstream.v1 import fragment_pb2 as _fragment_pb2
+from memstream.v1 import scope_pb2 as _scope_pb2
 from memstream.v1 import server_service_pb2 as _server_service_pb2
 import builtins as _builtins
 import sys
@@ -636,6 +638,7 @@ class RecallRequest(_message.Message):
     QUERY_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___RecallOpen:
         """First, and once."""
@@ -652,6 +655,10 @@ class RecallRequest(_message.Message):
     def close(self) -> Global___RecallClose:
         """No more queries; the stream ends when those in flight are answered."""
 
+    @_builtins.property
+    def context(self) -> Global___ContextQuery:
+        """The context of a turn, as ContextService builds it; one of the queries in flight."""
+
     def __init__(
         self,
         *,
@@ -659,12 +666,13 @@ class RecallRequest(_message.Message):
         query: Global___RecallQuery | None = ...,
         cancel: Global___RecallCancel | None = ...,
         close: Global___RecallClose | None = ...,
+        context: Global___ContextQuery | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "message", b"message", "open", b"open", "query", b"query"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "context", b"context", "message", b"message", "open", b"open", "query", b"query"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "message", b"message", "open", b"open", "query", b"query"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "context", b"context", "message", b"message", "open", b"open", "query", b"query"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "query", "cancel", "close"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "query", "cancel", "close", "context"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -848,7 +856,7 @@ class RecallQuery(_message.Message):
         """As of the last revision that was committed at or before this time; expiry counts at this time."""
 
     @_builtins.property
-    def scopes(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecallScope]:
+    def scopes(self) -> _containers.RepeatedCompositeFieldContainer[_scope_pb2.RecallScope]:
         """Ask these memories, in place of the one that the call or the stream names, which then names none: 1 to 100 scopes,
         at most 1,000 memories. The answer is one ranking, by score times weight. A memory that several scopes select is
         asked once: as the scope says that names it, else as the first that selects it. Naming a memory twice is
@@ -895,7 +903,7 @@ class RecallQuery(_message.Message):
         receipt: _builtins.bool = ...,
         as_of_time: _timestamp_pb2.Timestamp | None = ...,
         as_of_revision: _builtins.int = ...,
-        scopes: _abc.Iterable[Global___RecallScope] | None = ...,
+        scopes: _abc.Iterable[_scope_pb2.RecallScope] | None = ...,
         partial: _builtins.bool = ...,
         word_statistics: _abc.Iterable[Global___WordStatistics] | None = ...,
         count_words: _builtins.bool = ...,
@@ -938,119 +946,6 @@ class RecallQuery(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_observation) -> _WhichOneofReturnType_observation | None: ...
 
 Global___RecallQuery: _TypeAlias = RecallQuery  # noqa: Y015
-
-@_typing.final
-class RecallScope(_message.Message):
-    """Memories that a query is asked in: one, those of a prefix, or those with labels. Prefix and labels select among the
-    memories that the caller may recall.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MEMORY_FIELD_NUMBER: _builtins.int
-    PREFIX_FIELD_NUMBER: _builtins.int
-    LABELS_FIELD_NUMBER: _builtins.int
-    WEIGHT_FIELD_NUMBER: _builtins.int
-    LIMIT_FIELD_NUMBER: _builtins.int
-    FILTER_FIELD_NUMBER: _builtins.int
-    MIN_REVISION_FIELD_NUMBER: _builtins.int
-    memory: _builtins.str
-    """One memory, as "namespace/memory"."""
-    prefix: _builtins.str
-    """The memories whose "namespace/memory" begins with this text: "user/" are those of the namespace `user`,
-    "team/core-" those of `team` whose names begin with "core-", "team-" those of every namespace that begins so.
-    """
-    weight: _builtins.float
-    """The score of a recollection times this weight decides its place, more than 0 and at most 100. Unset: 1."""
-    limit: _builtins.int
-    """Most recollections of each of these memories, 1 to `Limits.recall_limit_max`. Unset: as many as of all."""
-    min_revision: _builtins.int
-    """With `memory`: wait until this revision of it is visible, as `RecallQuery.min_revision`."""
-    @_builtins.property
-    def labels(self) -> Global___LabelSelector:
-        """The memories that have these labels."""
-
-    @_builtins.property
-    def filter(self) -> _fragment_pb2.FragmentFilter:
-        """What these memories may contribute must pass this filter too, including working memory."""
-
-    def __init__(
-        self,
-        *,
-        memory: _builtins.str = ...,
-        prefix: _builtins.str = ...,
-        labels: Global___LabelSelector | None = ...,
-        weight: _builtins.float | None = ...,
-        limit: _builtins.int | None = ...,
-        filter: _fragment_pb2.FragmentFilter | None = ...,
-        min_revision: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_weight", b"_weight", "filter", b"filter", "labels", b"labels", "limit", b"limit", "memories", b"memories", "memory", b"memory", "prefix", b"prefix", "weight", b"weight"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_weight", b"_weight", "filter", b"filter", "labels", b"labels", "limit", b"limit", "memories", b"memories", "memory", b"memory", "min_revision", b"min_revision", "prefix", b"prefix", "weight", b"weight"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
-    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
-    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
-    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
-    _WhichOneofReturnType_memories: _TypeAlias = _typing.Literal["memory", "prefix", "labels"]  # noqa: Y015
-    _WhichOneofArgType_memories: _TypeAlias = _typing.Literal["memories", b"memories"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_memories) -> _WhichOneofReturnType_memories | None: ...
-
-Global___RecallScope: _TypeAlias = RecallScope  # noqa: Y015
-
-@_typing.final
-class LabelSelector(_message.Message):
-    """Memories by their labels."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class LabelsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.str
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.str = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    NAMESPACE_FIELD_NUMBER: _builtins.int
-    LABELS_FIELD_NUMBER: _builtins.int
-    namespace: _builtins.str
-    """Those of this namespace. Empty: of every namespace."""
-    @_builtins.property
-    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Those that have each of these labels with exactly that value; at least one."""
-
-    def __init__(
-        self,
-        *,
-        namespace: _builtins.str = ...,
-        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["labels", b"labels", "namespace", b"namespace"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___LabelSelector: _TypeAlias = LabelSelector  # noqa: Y015
 
 @_typing.final
 class WordStatistics(_message.Message):
@@ -1140,6 +1035,34 @@ class RecallWeights(_message.Message):
 Global___RecallWeights: _TypeAlias = RecallWeights  # noqa: Y015
 
 @_typing.final
+class ContextQuery(_message.Message):
+    """Asks for the context of a turn. The answer is one `context`, or `failed`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    query_id: _builtins.str
+    """Names the query among those in flight, as RecallQuery.query_id."""
+    @_builtins.property
+    def request(self) -> _context_service_pb2.ContextRequest:
+        """The turn. It names its own memories, whatever memory the stream names."""
+
+    def __init__(
+        self,
+        *,
+        query_id: _builtins.str = ...,
+        request: _context_service_pb2.ContextRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["query_id", b"query_id", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContextQuery: _TypeAlias = ContextQuery  # noqa: Y015
+
+@_typing.final
 class RecallCancel(_message.Message):
     """Cancels one query. The query still ends with exactly one message: `failed` with QUERY_CANCELLED, or the `done` or
     `failed` that was already sent. Cancelling a query that is not in flight does nothing.
@@ -1192,6 +1115,7 @@ class RecallResponse(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     GOING_AWAY_FIELD_NUMBER: _builtins.int
     RETRACTED_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def opened(self) -> Global___RecallOpened:
         """The answer to `open`."""
@@ -1218,6 +1142,10 @@ class RecallResponse(_message.Message):
     def retracted(self) -> Global___Retracted:
         """For a standing query: recollections that have left its answer."""
 
+    @_builtins.property
+    def context(self) -> Global___ContextAnswer:
+        """The context of a turn: the whole answer of its query."""
+
     def __init__(
         self,
         *,
@@ -1227,16 +1155,45 @@ class RecallResponse(_message.Message):
         failed: Global___RecallFailed | None = ...,
         going_away: Global___GoingAway | None = ...,
         retracted: Global___Retracted | None = ...,
+        context: Global___ContextAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failed", b"failed", "going_away", b"going_away", "message", b"message", "opened", b"opened", "recollections", b"recollections", "retracted", b"retracted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "done", b"done", "failed", b"failed", "going_away", b"going_away", "message", b"message", "opened", b"opened", "recollections", b"recollections", "retracted", b"retracted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "failed", b"failed", "going_away", b"going_away", "message", b"message", "opened", b"opened", "recollections", b"recollections", "retracted", b"retracted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "done", b"done", "failed", b"failed", "going_away", b"going_away", "message", b"message", "opened", b"opened", "recollections", b"recollections", "retracted", b"retracted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "recollections", "done", "failed", "going_away", "retracted"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["opened", "recollections", "done", "failed", "going_away", "retracted", "context"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___RecallResponse: _TypeAlias = RecallResponse  # noqa: Y015
+
+@_typing.final
+class ContextAnswer(_message.Message):
+    """The answer to a ContextQuery."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_ID_FIELD_NUMBER: _builtins.int
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    query_id: _builtins.str
+    """The query."""
+    @_builtins.property
+    def response(self) -> _context_service_pb2.ContextResponse:
+        """The context."""
+
+    def __init__(
+        self,
+        *,
+        query_id: _builtins.str = ...,
+        response: _context_service_pb2.ContextResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["query_id", b"query_id", "response", b"response"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContextAnswer: _TypeAlias = ContextAnswer  # noqa: Y015
 
 @_typing.final
 class RecallOpened(_message.Message):

@@ -20,7 +20,8 @@ import { CreateMemoryRequestSchema } from "./gen/memstream/v1/memory_service_pb.
 import type { MemoryService } from "./gen/memstream/v1/memory_service_pb.js";
 import type { OperationService } from "./gen/memstream/v1/operation_service_pb.js";
 import type { ServerService } from "./gen/memstream/v1/server_service_pb.js";
-import { RecallQuerySchema, RecallScopeSchema } from "./gen/memstream/v1/stream_service_pb.js";
+import { RecallScopeSchema } from "./gen/memstream/v1/scope_pb.js";
+import { RecallQuerySchema } from "./gen/memstream/v1/stream_service_pb.js";
 import type { RecallOnceRequestSchema, StreamService } from "./gen/memstream/v1/stream_service_pb.js";
 import type { Ack } from "./gen/memstream/v1/stream_service_pb.js";
 import { toAnswer } from "./answer.js";

@@ -1,4 +1,4 @@
-"""ContextService: what an agent sends to its model before a turn."""
+"""ContextService: what an agent sends to its model before a turn. A Recall stream asks for the same (rpc/recall.py)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from memstream_server.ports.conversations import ConversationName
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.access.caller import Verb, caller_may
 from memstream_server.rpc.calls import wait_limit_s
-from memstream_server.rpc.errors import PermissionDenied
 from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.scopes import ScopedQuery
+from memstream_server.rpc.scopes import ScopeDenied, ScopedQuery
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import observations, scalars
 
@@ -107,7 +106,7 @@ class ContextService:
         return read
 
     async def _check_rights(self, read: ContextRequest) -> ContextRequest:
-        """Without the blocks that the caller may not read, if the request is partial. Raises PermissionDenied."""
+        """Without the blocks that the caller may not read, if the request is partial. Raises ScopeDenied."""
         talk = read.conversation
         if talk is not None and not caller_may(Verb.READ, talk.namespace):
             raise _refuse(f"the conversation {talk}")
@@ -131,8 +130,8 @@ class ContextService:
         return caller_may(Verb.READ, memory.namespace, record.labels)
 
 
-def _refuse(what: str) -> PermissionDenied:
-    return PermissionDenied(f"{PRINCIPAL.get()[:200]!a} does not have the right read for {what[:300]!a}")
+def _refuse(what: str) -> ScopeDenied:
+    return ScopeDenied(f"{PRINCIPAL.get()[:200]!a} does not have the right read for {what[:300]!a}")
 
 
 def _read_path(found: Violations, field: str, path: str, limits: Limits) -> tuple[str, str]:

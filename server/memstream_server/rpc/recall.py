@@ -8,21 +8,24 @@ Rule 3. A standing query sends its answer and then changes of it, until it is ca
 ranking counts as a request: if the caller loses the right to ask, the stream ends.
 Rule 4. A query is over when its `done` (inside the last part if the client reads it there, otherwise alone) or `failed`
 is passed to the transport; its id is then free. A query that is cancelled earlier ends with `failed`, after the message
-that is being written. Each query ends with exactly one of these messages, and nothing follows it.
+that is being written. Each query ends with exactly one of these messages, and nothing follows it. A query for the
+context of a turn ends with `context` instead of `done`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
 from msgspec.structs import replace
 
 from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.context_service_pb2 import ContextRequest, ContextResponse
 from memstream_server.engine.errors import (
     EngineError,
     InvalidField,
@@ -52,6 +55,8 @@ if TYPE_CHECKING:
     from memstream_server.rpc.forwarding import Forwarding
 
 T = TypeVar("T")
+ContextBuilder = Callable[[ContextRequest, grpc.aio.ServicerContext[Any, Any]], Awaitable[ContextResponse]]
+"""ContextService.context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +93,11 @@ class RecallStream:
         limits: Limits,
         drain: Drain,
         context: grpc.aio.ServicerContext[Any, Any],
-        forwarding: Forwarding | None = None,
+        forwarding: Forwarding | None,
+        build_context: ContextBuilder,
     ) -> None:
         self._context = context
+        self._build_context = build_context
         self._forwarding = forwarding
         self._engine = engine
         self._opening = opening
@@ -180,7 +187,11 @@ class RecallStream:
     async def _handle_message(self, message: pb.RecallRequest) -> None:
         kind = message.WhichOneof("message")
         if kind == "query":
-            await self._begin_query(message.query)
+            query = message.query
+            await self._begin_query(query.query_id, partial(self._prepare_query, query), query.subscribe)
+        elif kind == "context":
+            asked = message.context
+            await self._begin_query(asked.query_id, lambda: partial(self._answer_context, asked))
         elif kind == "cancel":
             await self._cancel_query(message.cancel.query_id)
         elif kind == "close":
@@ -191,21 +202,27 @@ class RecallStream:
         else:
             raise ProtocolViolation("a message came with nothing set")
 
-    async def _begin_query(self, message: pb.RecallQuery) -> None:
-        query_id = message.query_id
+    async def _begin_query(
+        self, query_id: str, prepare: Callable[[], Callable[[], Awaitable[None]]], subscribe: bool = False
+    ) -> None:
+        """prepare: validates the query and returns what answers it."""
         if (refusal := self._check_new_query(query_id)) is not None:
             await self._fail_query(query_id[: self._limits.name_bytes_max], refusal)
             return
         try:
-            query = self._read_query(message)
+            answer = prepare()
         except EngineError as error:
             await self._fail_query(query_id, error)
             return
-        task = self._start_task(self._answer_query(message, query))
+        task = self._start_task(self._answer_query(query_id, answer))
         self._queries[query_id] = task
-        if not message.subscribe:
+        if not subscribe:
             self._answering.add(task)
         task.add_done_callback(lambda done: self._on_query_done(query_id, done))
+
+    def _prepare_query(self, message: pb.RecallQuery) -> Callable[[], Awaitable[None]]:
+        query = self._read_query(message)
+        return partial(self._follow_changes if message.subscribe else self._answer_once, message, query)
 
     def _read_query(self, message: pb.RecallQuery) -> Query | ScopedQuery:
         opening, limits = self._opening, self._limits
@@ -250,22 +267,28 @@ class RecallStream:
         if self._queries.get(query_id) is task:
             del self._queries[query_id]
 
-    async def _answer_query(self, message: pb.RecallQuery, query: Query | ScopedQuery) -> None:
+    async def _answer_query(self, query_id: str, answer: Callable[[], Awaitable[None]]) -> None:
         try:
-            await (self._follow_changes if message.subscribe else self._answer_once)(message, query)
+            await answer()
         except (OwnedElsewhere, LeaseLost) as error:  # the memory moved, and the client must reconnect
             await self._write_message(pb.RecallResponse(going_away=pb.GoingAway(description=error.message)))
             self._end_stream(error)
         except (Unauthenticated, PermissionDenied) as error:
             if not isinstance(error, ScopeDenied):
                 self._end_stream(error)
-            elif self._is_wanted(message):
-                await self._fail_query(message.query_id, error)
+            elif self._is_wanted(query_id):
+                await self._fail_query(query_id, error)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_task_cancelled():
                 raise
-            if self._is_wanted(message):
-                await self._fail_query(message.query_id, error)
+            if self._is_wanted(query_id):
+                await self._fail_query(query_id, error)
+
+    async def _answer_context(self, asked: pb.ContextQuery) -> None:
+        response = await self._build_context(asked.request, self._context)
+        if self._is_wanted(asked.query_id):
+            answer = pb.ContextAnswer(query_id=asked.query_id, response=response)
+            await self._write_message(pb.RecallResponse(context=answer), asked.query_id)
 
     async def _answer_once(self, message: pb.RecallQuery, query: Query | ScopedQuery) -> None:
         timeout_s = query_timeout_s(message)
@@ -279,11 +302,11 @@ class RecallStream:
         inside = done if self._opening.done_in_recollections else None
         responses = queries.recollection_responses(message.query_id, answer, message.explain, inside)
         async for response in responses:
-            if not self._is_wanted(message):
+            if not self._is_wanted(message.query_id):
                 return
             over = message.query_id if response.recollections.HasField("done") else ""
             await self._write_message(response, over)
-        if inside is None and self._is_wanted(message):
+        if inside is None and self._is_wanted(message.query_id):
             await self._write_message(pb.RecallResponse(done=done), message.query_id)
 
     async def _follow_changes(self, message: pb.RecallQuery, query: Query | ScopedQuery) -> None:
@@ -302,15 +325,15 @@ class RecallStream:
             while change is not None:
                 parts = queries.change_responses(message.query_id, change, message.explain, budgeted, inside)
                 async for response in parts:
-                    if not self._is_wanted(message):
+                    if not self._is_wanted(message.query_id):
                         return
                     await self._write_message(response)
                     listed.messages_sent += 1
                 change = await anext(changes, None)
 
-    def _is_wanted(self, message: pb.RecallQuery) -> bool:
+    def _is_wanted(self, query_id: str) -> bool:
         """Whether the running query has not been cancelled."""
-        return self._queries.get(message.query_id) is asyncio.current_task()
+        return self._queries.get(query_id) is asyncio.current_task()
 
     async def _fail_query(self, query_id: str, error: BaseException) -> None:
         failed = pb.RecallFailed(query_id=query_id, status=status_of_any(error))

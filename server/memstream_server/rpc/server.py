@@ -216,7 +216,7 @@ def build_server(
         (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], TransferringMemoryService(engine, limits)),
         (
             stream_service_pb2.DESCRIPTOR.services_by_name["StreamService"],
-            StreamService(engine, limits, drain, forwarding),
+            StreamService(engine, limits, drain, forwarding, contexts.context),
         ),
         (conversation_service_pb2.DESCRIPTOR.services_by_name["ConversationService"], conversation_service),
         (block_service_pb2.DESCRIPTOR.services_by_name["BlockService"], BlockService(engine, limits, drain)),

@@ -31,8 +31,16 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class StreamService:
     """The servicer: Observe, Recall, Watch, ObserveBatch, RecallOnce."""
 
-    def __init__(self, engine: Engine, limits: Limits, drain: Drain, forwarding: Forwarding | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        drain: Drain,
+        forwarding: Forwarding | None,
+        build_context: recall.ContextBuilder,
+    ) -> None:
         self._forwarding = forwarding
+        self._build_context = build_context
         self._engine = engine
         self._limits = limits
         self._drain = drain
@@ -68,7 +76,7 @@ class StreamService:
             raise ProtocolViolation("the stream ended before `open`")
         opening = recall.read_open(first, self._limits)
         stream = recall.RecallStream(
-            self._engine, opening, self._limits, self._drain.memories, context, self._forwarding
+            self._engine, opening, self._limits, self._drain.memories, context, self._forwarding, self._build_context
         )
         async with aclosing(stream.responses(requests)) as responses:
             async for response in responses:

@@ -1005,7 +1005,7 @@ var File_memstream_v1_context_service_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_context_service_proto_rawDesc = "" +
 	"\n" +
-	"\"memstream/v1/context_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\x1a!memstream/v1/stream_service.proto\"\x83\x06\n" +
+	"\"memstream/v1/context_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\x1a\x18memstream/v1/scope.proto\"\x83\x06\n" +
 	"\x0eContextRequest\x121\n" +
 	"\x06scopes\x18\x01 \x03(\v2\x19.memstream.v1.RecallScopeR\x06scopes\x12\x18\n" +
 	"\apartial\x18\x02 \x01(\bR\apartial\x12\x1a\n" +
@@ -1169,7 +1169,7 @@ func file_memstream_v1_context_service_proto_init() {
 		return
 	}
 	file_memstream_v1_fragment_proto_init()
-	file_memstream_v1_stream_service_proto_init()
+	file_memstream_v1_scope_proto_init()
 	file_memstream_v1_context_service_proto_msgTypes[0].OneofWrappers = []any{}
 	file_memstream_v1_context_service_proto_msgTypes[1].OneofWrappers = []any{}
 	type x struct{}

@@ -1289,6 +1289,7 @@ type RecallRequest struct {
 	//	*RecallRequest_Query
 	//	*RecallRequest_Cancel
 	//	*RecallRequest_Close
+	//	*RecallRequest_Context
 	Message       isRecallRequest_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1367,6 +1368,15 @@ func (x *RecallRequest) GetClose() *RecallClose {
 	return nil
 }
 
+func (x *RecallRequest) GetContext() *ContextQuery {
+	if x != nil {
+		if x, ok := x.Message.(*RecallRequest_Context); ok {
+			return x.Context
+		}
+	}
+	return nil
+}
+
 type isRecallRequest_Message interface {
 	isRecallRequest_Message()
 }
@@ -1391,6 +1401,11 @@ type RecallRequest_Close struct {
 	Close *RecallClose `protobuf:"bytes,4,opt,name=close,proto3,oneof"`
 }
 
+type RecallRequest_Context struct {
+	// The context of a turn, as ContextService builds it; one of the queries in flight.
+	Context *ContextQuery `protobuf:"bytes,5,opt,name=context,proto3,oneof"`
+}
+
 func (*RecallRequest_Open) isRecallRequest_Message() {}
 
 func (*RecallRequest_Query) isRecallRequest_Message() {}
@@ -1398,6 +1413,8 @@ func (*RecallRequest_Query) isRecallRequest_Message() {}
 func (*RecallRequest_Cancel) isRecallRequest_Message() {}
 
 func (*RecallRequest_Close) isRecallRequest_Message() {}
+
+func (*RecallRequest_Context) isRecallRequest_Message() {}
 
 // Opens a Recall stream.
 type RecallOpen struct {
@@ -1875,203 +1892,6 @@ func (*RecallQuery_AsOfTime) isRecallQuery_AsOf() {}
 
 func (*RecallQuery_AsOfRevision) isRecallQuery_AsOf() {}
 
-// Memories that a query is asked in: one, those of a prefix, or those with labels. Prefix and labels select among the
-// memories that the caller may recall.
-type RecallScope struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Exactly one is set.
-	//
-	// Types that are valid to be assigned to Memories:
-	//
-	//	*RecallScope_Memory
-	//	*RecallScope_Prefix
-	//	*RecallScope_Labels
-	Memories isRecallScope_Memories `protobuf_oneof:"memories"`
-	// The score of a recollection times this weight decides its place, more than 0 and at most 100. Unset: 1.
-	Weight *float64 `protobuf:"fixed64,4,opt,name=weight,proto3,oneof" json:"weight,omitempty"`
-	// Most recollections of each of these memories, 1 to `Limits.recall_limit_max`. Unset: as many as of all.
-	Limit *int32 `protobuf:"varint,5,opt,name=limit,proto3,oneof" json:"limit,omitempty"`
-	// What these memories may contribute must pass this filter too, including working memory.
-	Filter *FragmentFilter `protobuf:"bytes,6,opt,name=filter,proto3" json:"filter,omitempty"`
-	// With `memory`: wait until this revision of it is visible, as `RecallQuery.min_revision`.
-	MinRevision   int64 `protobuf:"varint,7,opt,name=min_revision,json=minRevision,proto3" json:"min_revision,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RecallScope) Reset() {
-	*x = RecallScope{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[17]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RecallScope) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RecallScope) ProtoMessage() {}
-
-func (x *RecallScope) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[17]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RecallScope.ProtoReflect.Descriptor instead.
-func (*RecallScope) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{17}
-}
-
-func (x *RecallScope) GetMemories() isRecallScope_Memories {
-	if x != nil {
-		return x.Memories
-	}
-	return nil
-}
-
-func (x *RecallScope) GetMemory() string {
-	if x != nil {
-		if x, ok := x.Memories.(*RecallScope_Memory); ok {
-			return x.Memory
-		}
-	}
-	return ""
-}
-
-func (x *RecallScope) GetPrefix() string {
-	if x != nil {
-		if x, ok := x.Memories.(*RecallScope_Prefix); ok {
-			return x.Prefix
-		}
-	}
-	return ""
-}
-
-func (x *RecallScope) GetLabels() *LabelSelector {
-	if x != nil {
-		if x, ok := x.Memories.(*RecallScope_Labels); ok {
-			return x.Labels
-		}
-	}
-	return nil
-}
-
-func (x *RecallScope) GetWeight() float64 {
-	if x != nil && x.Weight != nil {
-		return *x.Weight
-	}
-	return 0
-}
-
-func (x *RecallScope) GetLimit() int32 {
-	if x != nil && x.Limit != nil {
-		return *x.Limit
-	}
-	return 0
-}
-
-func (x *RecallScope) GetFilter() *FragmentFilter {
-	if x != nil {
-		return x.Filter
-	}
-	return nil
-}
-
-func (x *RecallScope) GetMinRevision() int64 {
-	if x != nil {
-		return x.MinRevision
-	}
-	return 0
-}
-
-type isRecallScope_Memories interface {
-	isRecallScope_Memories()
-}
-
-type RecallScope_Memory struct {
-	// One memory, as "namespace/memory".
-	Memory string `protobuf:"bytes,1,opt,name=memory,proto3,oneof"`
-}
-
-type RecallScope_Prefix struct {
-	// The memories whose "namespace/memory" begins with this text: "user/" are those of the namespace `user`,
-	// "team/core-" those of `team` whose names begin with "core-", "team-" those of every namespace that begins so.
-	Prefix string `protobuf:"bytes,2,opt,name=prefix,proto3,oneof"`
-}
-
-type RecallScope_Labels struct {
-	// The memories that have these labels.
-	Labels *LabelSelector `protobuf:"bytes,3,opt,name=labels,proto3,oneof"`
-}
-
-func (*RecallScope_Memory) isRecallScope_Memories() {}
-
-func (*RecallScope_Prefix) isRecallScope_Memories() {}
-
-func (*RecallScope_Labels) isRecallScope_Memories() {}
-
-// Memories by their labels.
-type LabelSelector struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Those of this namespace. Empty: of every namespace.
-	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// Those that have each of these labels with exactly that value; at least one.
-	Labels        map[string]string `protobuf:"bytes,2,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *LabelSelector) Reset() {
-	*x = LabelSelector{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[18]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *LabelSelector) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*LabelSelector) ProtoMessage() {}
-
-func (x *LabelSelector) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[18]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use LabelSelector.ProtoReflect.Descriptor instead.
-func (*LabelSelector) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{18}
-}
-
-func (x *LabelSelector) GetNamespace() string {
-	if x != nil {
-		return x.Namespace
-	}
-	return ""
-}
-
-func (x *LabelSelector) GetLabels() map[string]string {
-	if x != nil {
-		return x.Labels
-	}
-	return nil
-}
-
 // How often the words of a query occur in several memories together. Lists are in the order of `terms`.
 type WordStatistics struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2093,7 +1913,7 @@ type WordStatistics struct {
 
 func (x *WordStatistics) Reset() {
 	*x = WordStatistics{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[19]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2105,7 +1925,7 @@ func (x *WordStatistics) String() string {
 func (*WordStatistics) ProtoMessage() {}
 
 func (x *WordStatistics) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[19]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2118,7 +1938,7 @@ func (x *WordStatistics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WordStatistics.ProtoReflect.Descriptor instead.
 func (*WordStatistics) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{19}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WordStatistics) GetFragments() int64 {
@@ -2178,7 +1998,7 @@ type RecallWeights struct {
 
 func (x *RecallWeights) Reset() {
 	*x = RecallWeights{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[20]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2190,7 +2010,7 @@ func (x *RecallWeights) String() string {
 func (*RecallWeights) ProtoMessage() {}
 
 func (x *RecallWeights) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[20]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2203,7 +2023,7 @@ func (x *RecallWeights) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallWeights.ProtoReflect.Descriptor instead.
 func (*RecallWeights) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{20}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RecallWeights) GetAlpha() float64 {
@@ -2227,6 +2047,61 @@ func (x *RecallWeights) GetGamma() float64 {
 	return 0
 }
 
+// Asks for the context of a turn. The answer is one `context`, or `failed`.
+type ContextQuery struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the query among those in flight, as RecallQuery.query_id.
+	QueryId string `protobuf:"bytes,1,opt,name=query_id,json=queryId,proto3" json:"query_id,omitempty"`
+	// The turn. It names its own memories, whatever memory the stream names.
+	Request       *ContextRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContextQuery) Reset() {
+	*x = ContextQuery{}
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContextQuery) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContextQuery) ProtoMessage() {}
+
+func (x *ContextQuery) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContextQuery.ProtoReflect.Descriptor instead.
+func (*ContextQuery) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ContextQuery) GetQueryId() string {
+	if x != nil {
+		return x.QueryId
+	}
+	return ""
+}
+
+func (x *ContextQuery) GetRequest() *ContextRequest {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
 // Cancels one query. The query still ends with exactly one message: `failed` with QUERY_CANCELLED, or the `done` or
 // `failed` that was already sent. Cancelling a query that is not in flight does nothing.
 type RecallCancel struct {
@@ -2239,7 +2114,7 @@ type RecallCancel struct {
 
 func (x *RecallCancel) Reset() {
 	*x = RecallCancel{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[21]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2251,7 +2126,7 @@ func (x *RecallCancel) String() string {
 func (*RecallCancel) ProtoMessage() {}
 
 func (x *RecallCancel) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[21]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2264,7 +2139,7 @@ func (x *RecallCancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallCancel.ProtoReflect.Descriptor instead.
 func (*RecallCancel) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{21}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RecallCancel) GetQueryId() string {
@@ -2283,7 +2158,7 @@ type RecallClose struct {
 
 func (x *RecallClose) Reset() {
 	*x = RecallClose{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[22]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2295,7 +2170,7 @@ func (x *RecallClose) String() string {
 func (*RecallClose) ProtoMessage() {}
 
 func (x *RecallClose) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[22]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2308,7 +2183,7 @@ func (x *RecallClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallClose.ProtoReflect.Descriptor instead.
 func (*RecallClose) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{22}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{21}
 }
 
 // A message of the server on a Recall stream.
@@ -2324,6 +2199,7 @@ type RecallResponse struct {
 	//	*RecallResponse_Failed
 	//	*RecallResponse_GoingAway
 	//	*RecallResponse_Retracted
+	//	*RecallResponse_Context
 	Message       isRecallResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2331,7 +2207,7 @@ type RecallResponse struct {
 
 func (x *RecallResponse) Reset() {
 	*x = RecallResponse{}
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2343,7 +2219,7 @@ func (x *RecallResponse) String() string {
 func (*RecallResponse) ProtoMessage() {}
 
 func (x *RecallResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_stream_service_proto_msgTypes[23]
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2356,7 +2232,7 @@ func (x *RecallResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecallResponse.ProtoReflect.Descriptor instead.
 func (*RecallResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{23}
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RecallResponse) GetMessage() isRecallResponse_Message {
@@ -2420,6 +2296,15 @@ func (x *RecallResponse) GetRetracted() *Retracted {
 	return nil
 }
 
+func (x *RecallResponse) GetContext() *ContextAnswer {
+	if x != nil {
+		if x, ok := x.Message.(*RecallResponse_Context); ok {
+			return x.Context
+		}
+	}
+	return nil
+}
+
 type isRecallResponse_Message interface {
 	isRecallResponse_Message()
 }
@@ -2455,6 +2340,11 @@ type RecallResponse_Retracted struct {
 	Retracted *Retracted `protobuf:"bytes,6,opt,name=retracted,proto3,oneof"`
 }
 
+type RecallResponse_Context struct {
+	// The context of a turn: the whole answer of its query.
+	Context *ContextAnswer `protobuf:"bytes,7,opt,name=context,proto3,oneof"`
+}
+
 func (*RecallResponse_Opened) isRecallResponse_Message() {}
 
 func (*RecallResponse_Recollections) isRecallResponse_Message() {}
@@ -2466,6 +2356,63 @@ func (*RecallResponse_Failed) isRecallResponse_Message() {}
 func (*RecallResponse_GoingAway) isRecallResponse_Message() {}
 
 func (*RecallResponse_Retracted) isRecallResponse_Message() {}
+
+func (*RecallResponse_Context) isRecallResponse_Message() {}
+
+// The answer to a ContextQuery.
+type ContextAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The query.
+	QueryId string `protobuf:"bytes,1,opt,name=query_id,json=queryId,proto3" json:"query_id,omitempty"`
+	// The context.
+	Response      *ContextResponse `protobuf:"bytes,2,opt,name=response,proto3" json:"response,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContextAnswer) Reset() {
+	*x = ContextAnswer{}
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContextAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContextAnswer) ProtoMessage() {}
+
+func (x *ContextAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_stream_service_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContextAnswer.ProtoReflect.Descriptor instead.
+func (*ContextAnswer) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_stream_service_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ContextAnswer) GetQueryId() string {
+	if x != nil {
+		return x.QueryId
+	}
+	return ""
+}
+
+func (x *ContextAnswer) GetResponse() *ContextResponse {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
 
 // The stream is open.
 type RecallOpened struct {
@@ -4193,7 +4140,7 @@ var File_memstream_v1_stream_service_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\n" +
-	"!memstream/v1/stream_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\x18memstream/v1/event.proto\x1a\x1bmemstream/v1/fragment.proto\x1a!memstream/v1/server_service.proto\"\xec\x01\n" +
+	"!memstream/v1/stream_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17google/rpc/status.proto\x1a\"memstream/v1/context_service.proto\x1a\x18memstream/v1/event.proto\x1a\x1bmemstream/v1/fragment.proto\x1a\x18memstream/v1/scope.proto\x1a!memstream/v1/server_service.proto\"\xec\x01\n" +
 	"\x0eObserveRequest\x12/\n" +
 	"\x04open\x18\x01 \x01(\v2\x19.memstream.v1.ObserveOpenH\x00R\x04open\x126\n" +
 	"\x05batch\x18\x02 \x01(\v2\x1e.memstream.v1.ObservationBatchH\x00R\x05batch\x122\n" +
@@ -4278,12 +4225,13 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\x06stored\x18\x02 \x01(\x03R\x06stored\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x03R\brevision\x12=\n" +
 	"\brejected\x18\x04 \x03(\v2!.memstream.v1.RejectedObservationR\brejected\x12<\n" +
-	"\boutcomes\x18\x05 \x03(\v2 .memstream.v1.ObservationOutcomeR\boutcomes\"\xe6\x01\n" +
+	"\boutcomes\x18\x05 \x03(\v2 .memstream.v1.ObservationOutcomeR\boutcomes\"\x9e\x02\n" +
 	"\rRecallRequest\x12.\n" +
 	"\x04open\x18\x01 \x01(\v2\x18.memstream.v1.RecallOpenH\x00R\x04open\x121\n" +
 	"\x05query\x18\x02 \x01(\v2\x19.memstream.v1.RecallQueryH\x00R\x05query\x124\n" +
 	"\x06cancel\x18\x03 \x01(\v2\x1a.memstream.v1.RecallCancelH\x00R\x06cancel\x121\n" +
-	"\x05close\x18\x04 \x01(\v2\x19.memstream.v1.RecallCloseH\x00R\x05closeB\t\n" +
+	"\x05close\x18\x04 \x01(\v2\x19.memstream.v1.RecallCloseH\x00R\x05close\x126\n" +
+	"\acontext\x18\x05 \x01(\v2\x1a.memstream.v1.ContextQueryH\x00R\acontextB\t\n" +
 	"\amessage\"\x90\x01\n" +
 	"\n" +
 	"RecallOpen\x12\x1c\n" +
@@ -4336,25 +4284,7 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"_reinforceB\a\n" +
 	"\x05_foldB\r\n" +
 	"\v_weak_belowB\x11\n" +
-	"\x0f_interpret_time\"\xaa\x02\n" +
-	"\vRecallScope\x12\x18\n" +
-	"\x06memory\x18\x01 \x01(\tH\x00R\x06memory\x12\x18\n" +
-	"\x06prefix\x18\x02 \x01(\tH\x00R\x06prefix\x125\n" +
-	"\x06labels\x18\x03 \x01(\v2\x1b.memstream.v1.LabelSelectorH\x00R\x06labels\x12\x1b\n" +
-	"\x06weight\x18\x04 \x01(\x01H\x01R\x06weight\x88\x01\x01\x12\x19\n" +
-	"\x05limit\x18\x05 \x01(\x05H\x02R\x05limit\x88\x01\x01\x124\n" +
-	"\x06filter\x18\x06 \x01(\v2\x1c.memstream.v1.FragmentFilterR\x06filter\x12!\n" +
-	"\fmin_revision\x18\a \x01(\x03R\vminRevisionB\n" +
-	"\n" +
-	"\bmemoriesB\t\n" +
-	"\a_weightB\b\n" +
-	"\x06_limit\"\xa9\x01\n" +
-	"\rLabelSelector\x12\x1c\n" +
-	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12?\n" +
-	"\x06labels\x18\x02 \x03(\v2'.memstream.v1.LabelSelector.LabelsEntryR\x06labels\x1a9\n" +
-	"\vLabelsEntry\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc7\x01\n" +
+	"\x0f_interpret_time\"\xc7\x01\n" +
 	"\x0eWordStatistics\x12\x1c\n" +
 	"\tfragments\x18\x01 \x01(\x03R\tfragments\x12\x14\n" +
 	"\x05words\x18\x02 \x01(\x03R\x05words\x12!\n" +
@@ -4368,10 +4298,13 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\x05gamma\x18\x03 \x01(\x01H\x02R\x05gamma\x88\x01\x01B\b\n" +
 	"\x06_alphaB\a\n" +
 	"\x05_betaB\b\n" +
-	"\x06_gamma\")\n" +
+	"\x06_gamma\"a\n" +
+	"\fContextQuery\x12\x19\n" +
+	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x126\n" +
+	"\arequest\x18\x02 \x01(\v2\x1c.memstream.v1.ContextRequestR\arequest\")\n" +
 	"\fRecallCancel\x12\x19\n" +
 	"\bquery_id\x18\x01 \x01(\tR\aqueryId\"\r\n" +
-	"\vRecallClose\"\xef\x02\n" +
+	"\vRecallClose\"\xa8\x03\n" +
 	"\x0eRecallResponse\x124\n" +
 	"\x06opened\x18\x01 \x01(\v2\x1a.memstream.v1.RecallOpenedH\x00R\x06opened\x12C\n" +
 	"\rrecollections\x18\x02 \x01(\v2\x1b.memstream.v1.RecollectionsH\x00R\rrecollections\x12.\n" +
@@ -4379,8 +4312,12 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\x06failed\x18\x04 \x01(\v2\x1a.memstream.v1.RecallFailedH\x00R\x06failed\x128\n" +
 	"\n" +
 	"going_away\x18\x05 \x01(\v2\x17.memstream.v1.GoingAwayH\x00R\tgoingAway\x127\n" +
-	"\tretracted\x18\x06 \x01(\v2\x17.memstream.v1.RetractedH\x00R\tretractedB\t\n" +
-	"\amessage\"w\n" +
+	"\tretracted\x18\x06 \x01(\v2\x17.memstream.v1.RetractedH\x00R\tretracted\x127\n" +
+	"\acontext\x18\a \x01(\v2\x1b.memstream.v1.ContextAnswerH\x00R\acontextB\t\n" +
+	"\amessage\"e\n" +
+	"\rContextAnswer\x12\x19\n" +
+	"\bquery_id\x18\x01 \x01(\tR\aqueryId\x129\n" +
+	"\bresponse\x18\x02 \x01(\v2\x1d.memstream.v1.ContextResponseR\bresponse\"w\n" +
 	"\fRecallOpened\x12\x1d\n" +
 	"\n" +
 	"memory_uid\x18\x01 \x01(\tR\tmemoryUid\x12\x1a\n" +
@@ -4560,7 +4497,7 @@ func file_memstream_v1_stream_service_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_stream_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_memstream_v1_stream_service_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_memstream_v1_stream_service_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_memstream_v1_stream_service_proto_goTypes = []any{
 	(AckLevel)(0),                 // 0: memstream.v1.AckLevel
 	(*ObserveRequest)(nil),        // 1: memstream.v1.ObserveRequest
@@ -4580,13 +4517,13 @@ var file_memstream_v1_stream_service_proto_goTypes = []any{
 	(*RecallRequest)(nil),         // 15: memstream.v1.RecallRequest
 	(*RecallOpen)(nil),            // 16: memstream.v1.RecallOpen
 	(*RecallQuery)(nil),           // 17: memstream.v1.RecallQuery
-	(*RecallScope)(nil),           // 18: memstream.v1.RecallScope
-	(*LabelSelector)(nil),         // 19: memstream.v1.LabelSelector
-	(*WordStatistics)(nil),        // 20: memstream.v1.WordStatistics
-	(*RecallWeights)(nil),         // 21: memstream.v1.RecallWeights
-	(*RecallCancel)(nil),          // 22: memstream.v1.RecallCancel
-	(*RecallClose)(nil),           // 23: memstream.v1.RecallClose
-	(*RecallResponse)(nil),        // 24: memstream.v1.RecallResponse
+	(*WordStatistics)(nil),        // 18: memstream.v1.WordStatistics
+	(*RecallWeights)(nil),         // 19: memstream.v1.RecallWeights
+	(*ContextQuery)(nil),          // 20: memstream.v1.ContextQuery
+	(*RecallCancel)(nil),          // 21: memstream.v1.RecallCancel
+	(*RecallClose)(nil),           // 22: memstream.v1.RecallClose
+	(*RecallResponse)(nil),        // 23: memstream.v1.RecallResponse
+	(*ContextAnswer)(nil),         // 24: memstream.v1.ContextAnswer
 	(*RecallOpened)(nil),          // 25: memstream.v1.RecallOpened
 	(*Recollections)(nil),         // 26: memstream.v1.Recollections
 	(*Recollection)(nil),          // 27: memstream.v1.Recollection
@@ -4607,25 +4544,27 @@ var file_memstream_v1_stream_service_proto_goTypes = []any{
 	(*ObserveBatchResponse)(nil),  // 42: memstream.v1.ObserveBatchResponse
 	(*RecallOnceRequest)(nil),     // 43: memstream.v1.RecallOnceRequest
 	(*RecallOnceResponse)(nil),    // 44: memstream.v1.RecallOnceResponse
-	nil,                           // 45: memstream.v1.LabelSelector.LabelsEntry
-	nil,                           // 46: memstream.v1.ScorePart.DetailsEntry
-	nil,                           // 47: memstream.v1.RecallDone.TimingsEntry
-	(*Observation)(nil),           // 48: memstream.v1.Observation
-	(*Limits)(nil),                // 49: memstream.v1.Limits
-	(*status.Status)(nil),         // 50: google.rpc.Status
-	(EventType)(0),                // 51: memstream.v1.EventType
-	(Tier)(0),                     // 52: memstream.v1.Tier
-	(*durationpb.Duration)(nil),   // 53: google.protobuf.Duration
-	(*StructuredObservation)(nil), // 54: memstream.v1.StructuredObservation
-	(*timestamppb.Timestamp)(nil), // 55: google.protobuf.Timestamp
-	(*FragmentFilter)(nil),        // 56: memstream.v1.FragmentFilter
-	(Truth)(0),                    // 57: memstream.v1.Truth
-	(*Fragment)(nil),              // 58: memstream.v1.Fragment
-	(TruthStatus)(0),              // 59: memstream.v1.TruthStatus
-	(*Suspicion)(nil),             // 60: memstream.v1.Suspicion
-	(*UnmatchedCondition)(nil),    // 61: memstream.v1.UnmatchedCondition
-	(*Cursor)(nil),                // 62: memstream.v1.Cursor
-	(*Event)(nil),                 // 63: memstream.v1.Event
+	nil,                           // 45: memstream.v1.ScorePart.DetailsEntry
+	nil,                           // 46: memstream.v1.RecallDone.TimingsEntry
+	(*Observation)(nil),           // 47: memstream.v1.Observation
+	(*Limits)(nil),                // 48: memstream.v1.Limits
+	(*status.Status)(nil),         // 49: google.rpc.Status
+	(EventType)(0),                // 50: memstream.v1.EventType
+	(Tier)(0),                     // 51: memstream.v1.Tier
+	(*durationpb.Duration)(nil),   // 52: google.protobuf.Duration
+	(*StructuredObservation)(nil), // 53: memstream.v1.StructuredObservation
+	(*timestamppb.Timestamp)(nil), // 54: google.protobuf.Timestamp
+	(*FragmentFilter)(nil),        // 55: memstream.v1.FragmentFilter
+	(Truth)(0),                    // 56: memstream.v1.Truth
+	(*RecallScope)(nil),           // 57: memstream.v1.RecallScope
+	(*ContextRequest)(nil),        // 58: memstream.v1.ContextRequest
+	(*ContextResponse)(nil),       // 59: memstream.v1.ContextResponse
+	(*Fragment)(nil),              // 60: memstream.v1.Fragment
+	(TruthStatus)(0),              // 61: memstream.v1.TruthStatus
+	(*Suspicion)(nil),             // 62: memstream.v1.Suspicion
+	(*UnmatchedCondition)(nil),    // 63: memstream.v1.UnmatchedCondition
+	(*Cursor)(nil),                // 64: memstream.v1.Cursor
+	(*Event)(nil),                 // 65: memstream.v1.Event
 }
 var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	2,  // 0: memstream.v1.ObserveRequest.open:type_name -> memstream.v1.ObserveOpen
@@ -4633,102 +4572,103 @@ var file_memstream_v1_stream_service_proto_depIdxs = []int32{
 	4,  // 2: memstream.v1.ObserveRequest.flush:type_name -> memstream.v1.ObserveFlush
 	5,  // 3: memstream.v1.ObserveRequest.close:type_name -> memstream.v1.ObserveClose
 	0,  // 4: memstream.v1.ObserveOpen.ack_level:type_name -> memstream.v1.AckLevel
-	48, // 5: memstream.v1.ObservationBatch.observations:type_name -> memstream.v1.Observation
+	47, // 5: memstream.v1.ObservationBatch.observations:type_name -> memstream.v1.Observation
 	7,  // 6: memstream.v1.ObserveResponse.opened:type_name -> memstream.v1.ObserveOpened
 	8,  // 7: memstream.v1.ObserveResponse.ack:type_name -> memstream.v1.Ack
 	12, // 8: memstream.v1.ObserveResponse.throttle:type_name -> memstream.v1.Throttle
 	13, // 9: memstream.v1.ObserveResponse.going_away:type_name -> memstream.v1.GoingAway
 	14, // 10: memstream.v1.ObserveResponse.closed:type_name -> memstream.v1.ObserveClosed
-	49, // 11: memstream.v1.ObserveOpened.limits:type_name -> memstream.v1.Limits
+	48, // 11: memstream.v1.ObserveOpened.limits:type_name -> memstream.v1.Limits
 	9,  // 12: memstream.v1.ObserveOpened.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 13: memstream.v1.ObserveOpened.outcomes:type_name -> memstream.v1.ObservationOutcome
 	9,  // 14: memstream.v1.Ack.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 15: memstream.v1.Ack.outcomes:type_name -> memstream.v1.ObservationOutcome
-	50, // 16: memstream.v1.RejectedObservation.status:type_name -> google.rpc.Status
-	51, // 17: memstream.v1.ObservationOutcome.type:type_name -> memstream.v1.EventType
-	52, // 18: memstream.v1.ObservationOutcome.tier:type_name -> memstream.v1.Tier
+	49, // 16: memstream.v1.RejectedObservation.status:type_name -> google.rpc.Status
+	50, // 17: memstream.v1.ObservationOutcome.type:type_name -> memstream.v1.EventType
+	51, // 18: memstream.v1.ObservationOutcome.tier:type_name -> memstream.v1.Tier
 	11, // 19: memstream.v1.ObservationOutcome.related:type_name -> memstream.v1.RelatedFragment
-	53, // 20: memstream.v1.Throttle.retry_delay:type_name -> google.protobuf.Duration
-	53, // 21: memstream.v1.GoingAway.grace:type_name -> google.protobuf.Duration
+	52, // 20: memstream.v1.Throttle.retry_delay:type_name -> google.protobuf.Duration
+	52, // 21: memstream.v1.GoingAway.grace:type_name -> google.protobuf.Duration
 	9,  // 22: memstream.v1.ObserveClosed.rejected:type_name -> memstream.v1.RejectedObservation
 	10, // 23: memstream.v1.ObserveClosed.outcomes:type_name -> memstream.v1.ObservationOutcome
 	16, // 24: memstream.v1.RecallRequest.open:type_name -> memstream.v1.RecallOpen
 	17, // 25: memstream.v1.RecallRequest.query:type_name -> memstream.v1.RecallQuery
-	22, // 26: memstream.v1.RecallRequest.cancel:type_name -> memstream.v1.RecallCancel
-	23, // 27: memstream.v1.RecallRequest.close:type_name -> memstream.v1.RecallClose
-	54, // 28: memstream.v1.RecallQuery.structured:type_name -> memstream.v1.StructuredObservation
-	55, // 29: memstream.v1.RecallQuery.now:type_name -> google.protobuf.Timestamp
-	21, // 30: memstream.v1.RecallQuery.weights:type_name -> memstream.v1.RecallWeights
-	56, // 31: memstream.v1.RecallQuery.filter:type_name -> memstream.v1.FragmentFilter
-	53, // 32: memstream.v1.RecallQuery.timeout:type_name -> google.protobuf.Duration
-	57, // 33: memstream.v1.RecallQuery.truth:type_name -> memstream.v1.Truth
-	55, // 34: memstream.v1.RecallQuery.as_of_time:type_name -> google.protobuf.Timestamp
-	18, // 35: memstream.v1.RecallQuery.scopes:type_name -> memstream.v1.RecallScope
-	20, // 36: memstream.v1.RecallQuery.word_statistics:type_name -> memstream.v1.WordStatistics
-	19, // 37: memstream.v1.RecallScope.labels:type_name -> memstream.v1.LabelSelector
-	56, // 38: memstream.v1.RecallScope.filter:type_name -> memstream.v1.FragmentFilter
-	45, // 39: memstream.v1.LabelSelector.labels:type_name -> memstream.v1.LabelSelector.LabelsEntry
-	25, // 40: memstream.v1.RecallResponse.opened:type_name -> memstream.v1.RecallOpened
-	26, // 41: memstream.v1.RecallResponse.recollections:type_name -> memstream.v1.Recollections
-	33, // 42: memstream.v1.RecallResponse.done:type_name -> memstream.v1.RecallDone
-	35, // 43: memstream.v1.RecallResponse.failed:type_name -> memstream.v1.RecallFailed
-	13, // 44: memstream.v1.RecallResponse.going_away:type_name -> memstream.v1.GoingAway
-	36, // 45: memstream.v1.RecallResponse.retracted:type_name -> memstream.v1.Retracted
-	49, // 46: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
-	27, // 47: memstream.v1.Recollections.recollections:type_name -> memstream.v1.Recollection
-	58, // 48: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
-	33, // 49: memstream.v1.Recollections.done:type_name -> memstream.v1.RecallDone
-	58, // 50: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
-	29, // 51: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
-	59, // 52: memstream.v1.Recollection.status:type_name -> memstream.v1.TruthStatus
-	28, // 53: memstream.v1.Recollection.chain:type_name -> memstream.v1.ChainLink
-	60, // 54: memstream.v1.Recollection.suspicions:type_name -> memstream.v1.Suspicion
-	27, // 55: memstream.v1.Recollection.companion:type_name -> memstream.v1.Recollection
-	55, // 56: memstream.v1.ChainLink.observe_time:type_name -> google.protobuf.Timestamp
-	59, // 57: memstream.v1.ChainLink.status:type_name -> memstream.v1.TruthStatus
-	30, // 58: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
-	46, // 59: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
-	61, // 60: memstream.v1.MemoryAnswer.unmatched:type_name -> memstream.v1.UnmatchedCondition
-	31, // 61: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
-	47, // 62: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
-	34, // 63: memstream.v1.RecallDone.interpreted:type_name -> memstream.v1.InterpretedTime
-	61, // 64: memstream.v1.RecallDone.unmatched:type_name -> memstream.v1.UnmatchedCondition
-	32, // 65: memstream.v1.RecallDone.memories:type_name -> memstream.v1.MemoryAnswer
-	20, // 66: memstream.v1.RecallDone.word_statistics:type_name -> memstream.v1.WordStatistics
-	55, // 67: memstream.v1.InterpretedTime.from:type_name -> google.protobuf.Timestamp
-	55, // 68: memstream.v1.InterpretedTime.to:type_name -> google.protobuf.Timestamp
-	50, // 69: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
-	62, // 70: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
-	51, // 71: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
-	53, // 72: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
-	39, // 73: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
-	40, // 74: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
-	13, // 75: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
-	63, // 76: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
-	58, // 77: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
-	62, // 78: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
-	55, // 79: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
-	48, // 80: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
-	0,  // 81: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
-	8,  // 82: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
-	17, // 83: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
-	26, // 84: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
-	33, // 85: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
-	1,  // 86: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
-	15, // 87: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
-	37, // 88: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
-	41, // 89: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
-	43, // 90: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
-	6,  // 91: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
-	24, // 92: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
-	38, // 93: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
-	42, // 94: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
-	44, // 95: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
-	91, // [91:96] is the sub-list for method output_type
-	86, // [86:91] is the sub-list for method input_type
-	86, // [86:86] is the sub-list for extension type_name
-	86, // [86:86] is the sub-list for extension extendee
-	0,  // [0:86] is the sub-list for field type_name
+	21, // 26: memstream.v1.RecallRequest.cancel:type_name -> memstream.v1.RecallCancel
+	22, // 27: memstream.v1.RecallRequest.close:type_name -> memstream.v1.RecallClose
+	20, // 28: memstream.v1.RecallRequest.context:type_name -> memstream.v1.ContextQuery
+	53, // 29: memstream.v1.RecallQuery.structured:type_name -> memstream.v1.StructuredObservation
+	54, // 30: memstream.v1.RecallQuery.now:type_name -> google.protobuf.Timestamp
+	19, // 31: memstream.v1.RecallQuery.weights:type_name -> memstream.v1.RecallWeights
+	55, // 32: memstream.v1.RecallQuery.filter:type_name -> memstream.v1.FragmentFilter
+	52, // 33: memstream.v1.RecallQuery.timeout:type_name -> google.protobuf.Duration
+	56, // 34: memstream.v1.RecallQuery.truth:type_name -> memstream.v1.Truth
+	54, // 35: memstream.v1.RecallQuery.as_of_time:type_name -> google.protobuf.Timestamp
+	57, // 36: memstream.v1.RecallQuery.scopes:type_name -> memstream.v1.RecallScope
+	18, // 37: memstream.v1.RecallQuery.word_statistics:type_name -> memstream.v1.WordStatistics
+	58, // 38: memstream.v1.ContextQuery.request:type_name -> memstream.v1.ContextRequest
+	25, // 39: memstream.v1.RecallResponse.opened:type_name -> memstream.v1.RecallOpened
+	26, // 40: memstream.v1.RecallResponse.recollections:type_name -> memstream.v1.Recollections
+	33, // 41: memstream.v1.RecallResponse.done:type_name -> memstream.v1.RecallDone
+	35, // 42: memstream.v1.RecallResponse.failed:type_name -> memstream.v1.RecallFailed
+	13, // 43: memstream.v1.RecallResponse.going_away:type_name -> memstream.v1.GoingAway
+	36, // 44: memstream.v1.RecallResponse.retracted:type_name -> memstream.v1.Retracted
+	24, // 45: memstream.v1.RecallResponse.context:type_name -> memstream.v1.ContextAnswer
+	59, // 46: memstream.v1.ContextAnswer.response:type_name -> memstream.v1.ContextResponse
+	48, // 47: memstream.v1.RecallOpened.limits:type_name -> memstream.v1.Limits
+	27, // 48: memstream.v1.Recollections.recollections:type_name -> memstream.v1.Recollection
+	60, // 49: memstream.v1.Recollections.working_memory:type_name -> memstream.v1.Fragment
+	33, // 50: memstream.v1.Recollections.done:type_name -> memstream.v1.RecallDone
+	60, // 51: memstream.v1.Recollection.fragment:type_name -> memstream.v1.Fragment
+	29, // 52: memstream.v1.Recollection.explanation:type_name -> memstream.v1.Explanation
+	61, // 53: memstream.v1.Recollection.status:type_name -> memstream.v1.TruthStatus
+	28, // 54: memstream.v1.Recollection.chain:type_name -> memstream.v1.ChainLink
+	62, // 55: memstream.v1.Recollection.suspicions:type_name -> memstream.v1.Suspicion
+	27, // 56: memstream.v1.Recollection.companion:type_name -> memstream.v1.Recollection
+	54, // 57: memstream.v1.ChainLink.observe_time:type_name -> google.protobuf.Timestamp
+	61, // 58: memstream.v1.ChainLink.status:type_name -> memstream.v1.TruthStatus
+	30, // 59: memstream.v1.Explanation.parts:type_name -> memstream.v1.ScorePart
+	45, // 60: memstream.v1.ScorePart.details:type_name -> memstream.v1.ScorePart.DetailsEntry
+	63, // 61: memstream.v1.MemoryAnswer.unmatched:type_name -> memstream.v1.UnmatchedCondition
+	31, // 62: memstream.v1.RecallDone.near_misses:type_name -> memstream.v1.NearMiss
+	46, // 63: memstream.v1.RecallDone.timings:type_name -> memstream.v1.RecallDone.TimingsEntry
+	34, // 64: memstream.v1.RecallDone.interpreted:type_name -> memstream.v1.InterpretedTime
+	63, // 65: memstream.v1.RecallDone.unmatched:type_name -> memstream.v1.UnmatchedCondition
+	32, // 66: memstream.v1.RecallDone.memories:type_name -> memstream.v1.MemoryAnswer
+	18, // 67: memstream.v1.RecallDone.word_statistics:type_name -> memstream.v1.WordStatistics
+	54, // 68: memstream.v1.InterpretedTime.from:type_name -> google.protobuf.Timestamp
+	54, // 69: memstream.v1.InterpretedTime.to:type_name -> google.protobuf.Timestamp
+	49, // 70: memstream.v1.RecallFailed.status:type_name -> google.rpc.Status
+	64, // 71: memstream.v1.WatchRequest.cursor:type_name -> memstream.v1.Cursor
+	50, // 72: memstream.v1.WatchRequest.types:type_name -> memstream.v1.EventType
+	52, // 73: memstream.v1.WatchRequest.progress_interval:type_name -> google.protobuf.Duration
+	39, // 74: memstream.v1.WatchResponse.events:type_name -> memstream.v1.WatchEvents
+	40, // 75: memstream.v1.WatchResponse.progress:type_name -> memstream.v1.WatchProgress
+	13, // 76: memstream.v1.WatchResponse.going_away:type_name -> memstream.v1.GoingAway
+	65, // 77: memstream.v1.WatchEvents.events:type_name -> memstream.v1.Event
+	60, // 78: memstream.v1.WatchEvents.fragments:type_name -> memstream.v1.Fragment
+	64, // 79: memstream.v1.WatchProgress.cursor:type_name -> memstream.v1.Cursor
+	54, // 80: memstream.v1.WatchProgress.time:type_name -> google.protobuf.Timestamp
+	47, // 81: memstream.v1.ObserveBatchRequest.observations:type_name -> memstream.v1.Observation
+	0,  // 82: memstream.v1.ObserveBatchRequest.ack_level:type_name -> memstream.v1.AckLevel
+	8,  // 83: memstream.v1.ObserveBatchResponse.ack:type_name -> memstream.v1.Ack
+	17, // 84: memstream.v1.RecallOnceRequest.query:type_name -> memstream.v1.RecallQuery
+	26, // 85: memstream.v1.RecallOnceResponse.recollections:type_name -> memstream.v1.Recollections
+	33, // 86: memstream.v1.RecallOnceResponse.done:type_name -> memstream.v1.RecallDone
+	1,  // 87: memstream.v1.StreamService.Observe:input_type -> memstream.v1.ObserveRequest
+	15, // 88: memstream.v1.StreamService.Recall:input_type -> memstream.v1.RecallRequest
+	37, // 89: memstream.v1.StreamService.Watch:input_type -> memstream.v1.WatchRequest
+	41, // 90: memstream.v1.StreamService.ObserveBatch:input_type -> memstream.v1.ObserveBatchRequest
+	43, // 91: memstream.v1.StreamService.RecallOnce:input_type -> memstream.v1.RecallOnceRequest
+	6,  // 92: memstream.v1.StreamService.Observe:output_type -> memstream.v1.ObserveResponse
+	23, // 93: memstream.v1.StreamService.Recall:output_type -> memstream.v1.RecallResponse
+	38, // 94: memstream.v1.StreamService.Watch:output_type -> memstream.v1.WatchResponse
+	42, // 95: memstream.v1.StreamService.ObserveBatch:output_type -> memstream.v1.ObserveBatchResponse
+	44, // 96: memstream.v1.StreamService.RecallOnce:output_type -> memstream.v1.RecallOnceResponse
+	92, // [92:97] is the sub-list for method output_type
+	87, // [87:92] is the sub-list for method input_type
+	87, // [87:87] is the sub-list for extension type_name
+	87, // [87:87] is the sub-list for extension extendee
+	0,  // [0:87] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_stream_service_proto_init() }
@@ -4736,8 +4676,10 @@ func file_memstream_v1_stream_service_proto_init() {
 	if File_memstream_v1_stream_service_proto != nil {
 		return
 	}
+	file_memstream_v1_context_service_proto_init()
 	file_memstream_v1_event_proto_init()
 	file_memstream_v1_fragment_proto_init()
+	file_memstream_v1_scope_proto_init()
 	file_memstream_v1_server_service_proto_init()
 	file_memstream_v1_stream_service_proto_msgTypes[0].OneofWrappers = []any{
 		(*ObserveRequest_Open)(nil),
@@ -4758,6 +4700,7 @@ func file_memstream_v1_stream_service_proto_init() {
 		(*RecallRequest_Query)(nil),
 		(*RecallRequest_Cancel)(nil),
 		(*RecallRequest_Close)(nil),
+		(*RecallRequest_Context)(nil),
 	}
 	file_memstream_v1_stream_service_proto_msgTypes[16].OneofWrappers = []any{
 		(*RecallQuery_Text)(nil),
@@ -4765,19 +4708,15 @@ func file_memstream_v1_stream_service_proto_init() {
 		(*RecallQuery_AsOfTime)(nil),
 		(*RecallQuery_AsOfRevision)(nil),
 	}
-	file_memstream_v1_stream_service_proto_msgTypes[17].OneofWrappers = []any{
-		(*RecallScope_Memory)(nil),
-		(*RecallScope_Prefix)(nil),
-		(*RecallScope_Labels)(nil),
-	}
-	file_memstream_v1_stream_service_proto_msgTypes[20].OneofWrappers = []any{}
-	file_memstream_v1_stream_service_proto_msgTypes[23].OneofWrappers = []any{
+	file_memstream_v1_stream_service_proto_msgTypes[18].OneofWrappers = []any{}
+	file_memstream_v1_stream_service_proto_msgTypes[22].OneofWrappers = []any{
 		(*RecallResponse_Opened)(nil),
 		(*RecallResponse_Recollections)(nil),
 		(*RecallResponse_Done)(nil),
 		(*RecallResponse_Failed)(nil),
 		(*RecallResponse_GoingAway)(nil),
 		(*RecallResponse_Retracted)(nil),
+		(*RecallResponse_Context)(nil),
 	}
 	file_memstream_v1_stream_service_proto_msgTypes[30].OneofWrappers = []any{}
 	file_memstream_v1_stream_service_proto_msgTypes[37].OneofWrappers = []any{
@@ -4791,7 +4730,7 @@ func file_memstream_v1_stream_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_stream_service_proto_rawDesc), len(file_memstream_v1_stream_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   47,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -10,6 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from memstream.v1 import fragment_pb2
 from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.scope_pb2 import LabelSelector, RecallScope
 from memstream_server.core.filters import Unmatched
 from memstream_server.core.ranking import NearMiss, Stage
 from memstream_server.core.scores import Scored
@@ -30,7 +31,7 @@ _WEIGHT_MAX = 100
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-_.~]*(/([A-Za-z0-9][A-Za-z0-9\-_.~]*)?)?")
 
 
-def named_memory(scope: pb.RecallScope) -> tuple[str, str] | None:
+def named_memory(scope: RecallScope) -> tuple[str, str] | None:
     """(namespace, name) of a scope of one memory, as far as it has the right form."""
     namespace, slash, name = scope.memory.partition("/")
     return (namespace, name) if slash and namespace and name else None
@@ -75,7 +76,7 @@ def _check_query(found: Violations, message: pb.RecallQuery, alone: bool) -> Non
             found.add(f"query.{name}", "is given with scopes")
 
 
-def _read_scope(found: Violations, field: str, scope: pb.RecallScope, limits: Limits) -> Scope:
+def _read_scope(found: Violations, field: str, scope: RecallScope, limits: Limits) -> Scope:
     """Without what its memories are asked."""
     if scope.HasField("weight") and not 0 < scope.weight <= _WEIGHT_MAX:  # also of NaN
         found.add(f"{field}.weight", f"must be greater than 0 and at most {_WEIGHT_MAX}, is {scope.weight}")
@@ -99,7 +100,7 @@ def _read_scope(found: Violations, field: str, scope: pb.RecallScope, limits: Li
     )
 
 
-def _read_memory(found: Violations, field: str, scope: pb.RecallScope, limits: Limits) -> tuple[str, str] | None:
+def _read_memory(found: Violations, field: str, scope: RecallScope, limits: Limits) -> tuple[str, str] | None:
     which = scope.WhichOneof("memories")
     if which is None:
         found.add(field, "names no memories: set memory, prefix or labels")
@@ -117,7 +118,7 @@ def _read_memory(found: Violations, field: str, scope: pb.RecallScope, limits: L
     return None
 
 
-def _read_labels(found: Violations, field: str, selector: pb.LabelSelector, limits: Limits) -> Labels:
+def _read_labels(found: Violations, field: str, selector: LabelSelector, limits: Limits) -> Labels:
     if selector.namespace:
         check.check_name(found, f"{field}.namespace", selector.namespace, limits)
     if not selector.labels:
@@ -132,7 +133,7 @@ _Word = TypeVar("_Word", bound=StrEnum)
 def _with_query(
     scope: Scope,
     base: pb.RecallQuery,
-    given: pb.RecallScope,
+    given: RecallScope,
     whole: Query,
     alone: bool,
     reading: tuple[str, Limits, int],
