@@ -212,7 +212,13 @@ class Fragments:
         record = await self._registry.read_record(namespace, name)
         oldest = await self._journal.list_events(record.uid, 0, 1)
         pruned = oldest[0].revision - 1 if oldest else record.revision
-        found, more = await self._journal.list_fragment_events(record.uid, id, after, limit)
+        found: list[Recorded] = []
+        more, wanted = True, limit
+        while more and wanted > 0:
+            part, more = await self._journal.list_fragment_events(record.uid, id, after, wanted)
+            found += part
+            wanted -= sum(len(one.events) for one in part)
+            after = part[-1].revision if part else after
         return found, found[-1].revision if more else None, pruned, record.uid
 
     async def list_sessions(

@@ -13,11 +13,12 @@ from memstream_server.core.policy import Truth
 from memstream_server.core.values import Fragment
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import Changed, NewObservation, Put
+from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.errors import PageTokenInvalid
 from memstream_server.rpc.idempotency import commit_with_answer, idempotent_call, respond_once
-from memstream_server.rpc.limits import Limits, encode_fitting
+from memstream_server.rpc.limits import ENTRIES_PER_SLICE, Limits, encode_fitting
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name, quote_text
 from memstream_server.rpc.wire import observations, scalars
 from memstream_server.rpc.wire.filters import read_filter
@@ -113,16 +114,13 @@ class FragmentMethods:
         )
         if uid_before and uid_before != uid:
             raise PageTokenInvalid("the page_token is of an earlier memory of that name; start without one")
-        return pb.ListFragmentEventsResponse(
-            events=[
-                event_message(event, uid, one.revision, 0, one.time_us)
-                for one in happened
-                for event in one.events
-                if event.type in EVENT_TYPES
-            ],
-            next_page_token="" if following is None else page_tokens.make_token(request, f"{following}:{uid}"),
-            pruned_revision=pruned,
-        )
+        response = pb.ListFragmentEventsResponse(pruned_revision=pruned)
+        if following is not None:
+            response.next_page_token = page_tokens.make_token(request, f"{following}:{uid}")
+        events = [(one, event) for one in happened for event in one.events if event.type in EVENT_TYPES]
+        async for part in in_slices(events, ENTRIES_PER_SLICE):
+            response.events.extend([event_message(event, uid, one.revision, 0, one.time_us) for one, event in part])
+        return response
 
     async def restore_fragment_version(
         self, request: pb.RestoreFragmentVersionRequest, _context: _Context

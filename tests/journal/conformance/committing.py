@@ -232,6 +232,17 @@ class Committing:
         assert await journal.list_fragment_events("u1", "b", 0, 9) == (of_b[1:], False)
         assert await journal.list_fragment_events("u1", "c", 0, 9) == ([], False)
 
+    async def test_a_read_of_events_ends_after_a_large_transition(self, journal: Journal) -> None:
+        """Each is decoded as a whole, in one step of a thread, for the one event that is wanted."""
+        many = tuple(Event(EventType.OBSERVED, f"other-{number}") for number in range(3000))
+        named = Event(EventType.ENHANCED, "a", other="b")
+        for revision in range(1, 4):
+            await journal.commit(transition(revision, events=(*many, named)))
+        one, two, three = (Recorded(revision, 10 * revision - 10, (named,)) for revision in (2, 3, 4))
+        assert await journal.list_fragment_events("u1", "b", 0, 9) == ([one], True)
+        assert await journal.list_fragment_events("u1", "b", 2, 9) == ([two], True)
+        assert await journal.list_fragment_events("u1", "b", 3, 9) == ([three], False)
+
     async def test_numpy_numbers_are_written_as_python_numbers(self, journal: Journal) -> None:
         seen = Event(EventType.ENHANCED, "a", cosine=np.float32(0.5), draw=np.float64(0.25))  # type: ignore[arg-type]
         await journal.commit(transition(1, events=(seen,), rows=(row(fragment(0, importance=np.float64(0.5))),)))

@@ -283,7 +283,8 @@ class Journal(Protocol):
         self, uid: str, fragment: str, after_revision: int, limit: int
     ) -> tuple[list[Recorded], bool]:
         """Committed transitions after `after_revision` that concern the fragment, ascending, with these events alone:
-        as many as `limit` events need. The flag says whether there are later ones."""
+        as many as `limit` events need, fewer if the transitions are large, but at least one if there is any. The flag
+        says whether there are later ones."""
         ...
 
     # ---- versions

@@ -337,21 +337,23 @@ def read_events(connection: Connection, uid: str, after_revision: int, limit: in
 def read_fragment_events(
     connection: Connection, uid: str, fragment: str, after_revision: int, limit: int
 ) -> tuple[list[Recorded], bool]:
-    """The events in at least `limit` numbers, of whole transitions, and whether there are later ones."""
+    """See the port. A transition is decoded as a whole, so their size counts, not that of the fragment's own events."""
     number = find_number(connection, uid)
     if number is None:
         return [], False
     given = {"number": number, "fragment": fragment, "after": after_revision, "limit": limit + 1}
     revisions = list(connection.execute(_REVISIONS_OF_FRAGMENT, given).scalars())
     found: list[Recorded] = []
-    count = 0
+    count = size = 0
     for revision in revisions:
         key = row_key(number, revision)
         ((_, time_us, blob),) = fetch_rows(connection, _EVENTS, {"low": key, "high": key, "limit": 1})
-        events = tuple(each for each in codec.decode_events(blob) if each.concerns(fragment))
+        decoded = codec.decode_events(blob)
+        events = tuple(each for each in decoded if each.concerns(fragment))
         found.append(Recorded(revision, time_us, events))
         count += len(events)
-        if count >= limit:
+        size += len(decoded) * _EVENT_BYTES
+        if count >= limit or size > EVENTS_BYTES_MAX:
             break
     return found, len(found) < len(revisions)
 
