@@ -40,6 +40,8 @@ here.
 #   otel: OpenTelemetry tracing.
 #   sync: the blocking SDK.
 #   mcp, langgraph, dbgpt: adapters for MCP hosts, LangGraph and DB-GPT.
+#   openai_agents: adapters for other agent frameworks (docs/frameworks.md).
+#   frameworks: what these share.
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

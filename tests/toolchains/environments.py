@@ -33,6 +33,7 @@ def variables_for(home: Path) -> dict[str, str]:
 class Environment:
     """The packages locked in FOLDER/NAME.txt, and memstream if set. `only` is the Python version that has wheels.
 
+    With `plain` the file has versions without hashes, and uv installs them.
     With `extras` (such as "server,agent") it has what `pip install '.[EXTRAS]'` installs in a clone, nothing else;
     FOLDER/NAME.txt has the versions alone.
     """
@@ -42,6 +43,7 @@ class Environment:
     folder: Path = ROOT / "requirements"
     memstream: bool = True
     extras: str = ""
+    plain: bool = False
 
     @property
     def requirements(self) -> Path:
@@ -71,7 +73,9 @@ class Environment:
             self._install([*pip, "--constraint", str(versions), "--editable", f"{ROOT}[{self.extras}]"])
             done.touch()
             return found
-        self._install([*pip, "--require-hashes", "--requirement", str(self.requirements)])
+        if self.plain:
+            pip = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(found)]
+        self._install([*pip, *([] if self.plain else ["--require-hashes"]), "--requirement", str(self.requirements)])
         if self.memstream:
             self._install([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)])
         done.touch()
@@ -87,7 +91,10 @@ class Environment:
 
     def _install(self, command: list[str]) -> None:
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+            uv = {"UV_CACHE_DIR": os.environ.get("UV_CACHE_DIR", str(CACHE / "uv"))}
+            done = subprocess.run(
+                command, env=os.environ | uv, capture_output=True, text=True, timeout=INSTALL_S, check=False
+            )
         except subprocess.TimeoutExpired:
             raise Absent(f"installing {self.name} took longer than {INSTALL_S} s") from None
         if done.returncode:

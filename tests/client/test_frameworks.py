@@ -1,0 +1,62 @@
+"""Adapters of agent frameworks where the framework is not installed, or in another version."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from memstream.frameworks import FRAMEWORKS
+from tests.support.pages import ROOT
+
+ADAPTERS = {
+    "openai-agents": "openai_agents",
+}
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+
+
+def bounds(package: str) -> str:
+    lowest, below = (".".join(map(str, version)) for version in FRAMEWORKS[package])
+    return f">={lowest},<{below}"
+
+
+def import_error(package: str) -> str:
+    name = f"memstream.{ADAPTERS[package]}"
+    sys.modules.pop(name, None)
+    with pytest.raises(ImportError) as caught:
+        importlib.import_module(name)
+    return str(caught.value)
+
+
+def test_every_framework_has_an_adapter() -> None:
+    assert ADAPTERS.keys() == FRAMEWORKS.keys()
+
+
+@pytest.mark.parametrize("package", FRAMEWORKS)
+def test_a_missing_framework_is_named_at_import(package: str) -> None:
+    wanted = f"{package}{bounds(package)}"
+    assert import_error(package) == f"needs {wanted}, which is not installed: pip install '{wanted}'"
+
+
+@pytest.mark.parametrize("package", FRAMEWORKS)
+@pytest.mark.parametrize("version", ["0.0.1", "99.1rc2"])
+def test_another_version_is_named_at_import(
+    package: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / f"{package.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n", "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    wanted = f"{package}{bounds(package)}"
+    assert import_error(package) == f"needs {wanted}, and {version} is installed: pip install '{wanted}'"
+
+
+@pytest.mark.parametrize("package", FRAMEWORKS)
+def test_the_extra_has_the_bounds_of_the_adapter(package: str) -> None:
+    found = [one for texts in EXTRAS.values() for one in map(Requirement, texts) if one.name == package]
+    assert [one.specifier for one in found] == [SpecifierSet(bounds(package))]
