@@ -45,7 +45,7 @@ def test_text_is_stored_as_it_is() -> None:
         ("From ann@example.org Fri May  8 12:00:00 2026", "mbox"),
         ("%PDF-1.7", "PDF"),
         ("PK\x03\x04...", "ZIP"),
-        ("SQLite format 3\x00", "adopt"),
+        ("SQLite format 3\x00", "memstream import reads"),
         ('{"type":"export","format":"memstream-export","version":1}', "memstream import"),
         ("\udc1f\udc8b", "gzip"),
     ],

@@ -8,7 +8,6 @@ options: flags that several commands have.
 output: JSON and tables.
 
 Commands:
-adopt: imports a Milvus collection.
 check: checks answers against expectations.
 data: backup and restore.
 dev: runs a server with a sample memory.
@@ -31,7 +30,8 @@ blocks: lists, shows, writes, edits and deletes blocks
 conversations: lists, shows, searches and deletes conversations
 conflicts: lists statements that may not be true together, and decides one
 supersede: marks fragments as corrected by a newer one, or undoes it.
-transfer: export and import.
+transfer: export.
+importing: import.
 verify: checks a journal.
 
 Helpers of one command:
@@ -39,7 +39,6 @@ check_file: the file of check.
 feeds: the input files of observe and their producers.
 records: parses a line of observe's input.
 tally: the progress of observe.
-rows: converts rows of a Milvus collection for adopt.
 """
 
 from memstream_server.cli.group import main

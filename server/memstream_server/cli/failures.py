@@ -31,7 +31,7 @@ Exit codes:
   0  done
   1  the server or the connection failed; verify, doctor or check found a problem, replay another ranking
   2  the command line, the settings, the file of check or a value in them is invalid
-  3  observe: some observations were rejected; the others are stored
+  3  observe, import: some observations were rejected; the others are stored
   4  a named resource does not exist
   130  interrupted (Ctrl-C)
 """

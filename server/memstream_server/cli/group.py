@@ -33,8 +33,7 @@ COMMANDS = {
     "info": ("showing", "Show the server's version, models, capabilities and limits."),
     "server": ("showing", "Show what the server uses and does, and who calls it."),
     "export": ("transfer", "Export a memory or a namespace to a file."),
-    "import": ("transfer", "Import an export into a server."),
-    "adopt": ("adopt", "Import a Milvus collection as the long-term tier of a new memory."),
+    "import": ("importing", "Import an export, or chats and memories of another program."),
     "supersede": ("supersede", "Mark fragments as corrected by a newer one."),
     "conflicts": ("conflicts", "List statements that may not be true together, and decide one."),
     "erase": ("long_work", "Erase fragments permanently, with everything derived from them."),
@@ -51,6 +50,9 @@ COMMANDS = {
     "restore": ("data", "Restore a backup into a data directory whose server is stopped."),
 }
 """Module and summary by name; the command is `NAME_command` of memstream_server.cli.MODULE."""
+
+MOVED = {"adopt": "import --from milvus URI NAMESPACE/MEMORY --collection NAME"}
+"""Commands that others have replaced."""
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Error numbers of a failed write to the output."""
@@ -94,6 +96,8 @@ class LazyGroup(click.Group):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] in MOVED:
+            ctx.fail(f"There is no command {args[0]!r} any more: use `memstream {MOVED[args[0]]}`.")
         if args and args[0] not in COMMANDS and (near := difflib.get_close_matches(args[0], COMMANDS, 1)):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)

@@ -47,7 +47,7 @@ _FOREIGN = tuple(
     for pattern, problem in (
         (
             r"\u200e?\[?\d{1,4}[./-]\d{1,2}[./-]\d{2,4},? \d{1,2}[:.]\d\d([:.]\d\d)?(\s[ap]\.?m\.?)?(\]| [-\u2013]) \S",
-            f"begins a WhatsApp export, whose speakers and times would be lost: {_CONVERT}",
+            "begins a WhatsApp export: use memstream import, or pass --format lines",
         ),
         (
             rf'(?=.*[,;\t])(?=(.*[,;\t])?"?({_COLUMNS})"?([,;\t]|$))("?\w+"?[,;\t])+"?\w+"?$',
@@ -57,8 +57,8 @@ _FOREIGN = tuple(
         (r"WEBVTT\b", f"begins subtitles, whose times would be lost: {_CONVERT}"),
         (r"From \S+@\S+ .*\d{4}$", f"begins a mailbox (mbox): {_CONVERT}"),
         (r"%PDF-\d", "begins a PDF file: extract its text first"),
-        (r"PK\x03\x04", "begins a ZIP archive: unpack it first"),
-        (r"SQLite format 3\x00", "begins a SQLite database: memstream adopt reads stores of text and vectors"),
+        (r"PK\x03\x04", "begins a ZIP archive: memstream import reads those of chats; otherwise unpack it first"),
+        (r"SQLite format 3\x00", "begins a SQLite database: memstream import reads those of LangGraph and Chroma"),
         (r'\{"type": ?"export"', "begins an export of memstream: use memstream import"),
     )
 )

@@ -1,4 +1,4 @@
-"""`memstream export` and `memstream import`: write memories to a file, and read them back."""
+"""`memstream export`: writes memories to a file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from memstream.client import Client
-from memstream.resources import Operation
 from memstream.transfer import ExportPart
 from memstream.values import Filter
-from memstream_server.cli.failures import Failure, Missing, Misuse
-from memstream_server.cli.long_work import continuing_operation
+from memstream_server.cli.failures import Failure
 from memstream_server.cli.options import filter_options, json_option
 from memstream_server.cli.output import open_console, print_json, print_line
 from memstream_server.cli.server import Server, server_options
@@ -31,9 +29,9 @@ class _LastLine(msgspec.Struct):
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[tuple[Progress, TaskID]]:
+def progress_bar(what: str, unit: str = "fragments") -> Iterator[tuple[Progress, TaskID]]:
     """Shows a progress bar on standard error, if that is a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("fragments"))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
     with Progress(
         *columns, console=open_console(stderr=True), transient=True, disable=not sys.stderr.isatty()
     ) as progress:
@@ -106,71 +104,3 @@ async def _export_to_file(parts: AsyncIterator[ExportPart], namespace: str, file
         warning = f"memstream: warning: the export is empty: {namespace} has no memory and no conversation"
         print_line(warning, err=True)
     return done
-
-
-@click.command("import", short_help="Import an export into a server.")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.argument("namespace")
-@click.option("--memory", default="", metavar="NAME", help="New name of the memory, for a file with only one.")
-@click.option("--validate-only", is_flag=True, help="Check the whole file, write nothing.")
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Return when the import has ended.")
-@click.option("--request-id", default="", metavar="TEXT", help="Lets a repeat resume where the first run stopped.")
-@server_options
-@json_option
-def import_command(
-    file: Path,
-    namespace: str,
-    memory: str,
-    validate_only: bool,
-    wait: bool,
-    request_id: str,
-    server: Server,
-    as_json: bool,
-) -> None:
-    """Import the memories and conversations of FILE into NAMESPACE.
-
-    The whole file is checked before anything is written; existing memories are not changed. A memory becomes visible
-    when it is complete.
-
-    \b
-      memstream import joy.jsonl demo
-      memstream import joy.jsonl demo --memory joy-2
-      memstream import joy.jsonl demo --validate-only
-    """
-    if not file.is_file():
-        raise Missing(f"there is no file {file}")
-    if not os.access(file, os.R_OK):
-        raise Misuse(f"{file} cannot be read")
-
-    repeated = False
-
-    async def work(client: Client) -> Operation:
-        nonlocal repeated
-        started = await client.import_(
-            namespace, file, memory=memory, request_id=request_id, validate_only=validate_only
-        )
-        repeated = started.end_time is not None
-        if validate_only or not wait:
-            return started
-        with continuing_operation(started), progress_bar("importing") as (progress, task):
-            return await client.finished(
-                started, lambda now: progress.update(task, completed=now.done, total=now.total or None)
-            )
-
-    operation = server.run_with_client(work)
-    if as_json:
-        print_json(operation)
-    elif validate_only:
-        print_line(f"{file} is valid and can be imported: {operation.total:,} fragments")
-    elif operation.end_time is None:
-        print_line(f"started the import as operation {operation.id}")
-    elif repeated and operation.state.value == "succeeded":
-        print_line(
-            f"nothing was imported: operation {operation.id} with this --request-id has imported "
-            f"{operation.done:,} fragments before"
-        )
-    elif operation.state.value == "succeeded":
-        where = f"{operation.namespace}/{operation.memory}" if operation.memory else operation.namespace
-        print_line(f"imported {operation.done:,} fragments of {file} into {where}")
-    else:
-        raise Failure(f"the import was {operation.state.value} after {operation.done:,} fragments")

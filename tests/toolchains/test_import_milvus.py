@@ -1,4 +1,4 @@
-"""`memstream adopt` from a real Milvus server, whose filters page through its rows."""
+"""`memstream import` from a real Milvus server, whose filters page through its rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from memstream import sync
-from memstream_server.adapters.milvus.existing import PAGE_ROWS
+from memstream.importers.milvus import PAGE_ROWS
 from tests.cli.commands import run
 from tests.support.server import ServerProcess
 from tests.toolchains.milvus import MilvusServer
@@ -17,7 +17,7 @@ from tests.toolchains.milvus import MilvusServer
 pytestmark = pytest.mark.toolchain
 
 
-def test_a_collection_of_a_milvus_server_is_adopted(milvus: MilvusServer, tmp_path: Path) -> None:
+def test_a_collection_of_a_milvus_server_is_imported(milvus: MilvusServer, tmp_path: Path) -> None:
     from pymilvus import DataType, MilvusClient
 
     count = 2 * PAGE_ROWS + 20
@@ -40,19 +40,19 @@ def test_a_collection_of_a_milvus_server_is_adopted(milvus: MilvusServer, tmp_pa
             client.flush("letters")
 
     with ServerProcess(tmp_path / "data") as server:
-        words = ("adopt", milvus.uri, "letters", "adopted/letters", "--speaker-field", "author")
+        words = ("import", milvus.uri, "moved/letters", "--collection", "letters", "--field", "speaker=author")
         done = run(*words, target=server.address)
         assert (done.returncode, done.stderr) == (0, "")
         with sync.connect(server.address) as asked:
-            letters = list(asked.memory("adopted/letters").list_fragments())
+            letters = list(asked.memory("moved/letters").list_fragments())
         assert [letter.content for letter in letters] == [f"letter {place}" for place in range(count)]
         assert {letter.speaker for letter in letters} == {"ann"}
         assert letters[1].external_id == f"letters:{keys[1]}"
         again = run(*words, target=server.address)
         assert (again.returncode, "nothing was changed" in again.stdout) == (0, True)
-        missing = run("adopt", milvus.uri, "nothing", "adopted/x", target=server.address)
-        assert missing.returncode == 4
-        assert re.search(r"there (is|are) .*\bletters\b", missing.stderr), "other tests' collections may be there too"
+        missing = run("import", milvus.uri, "moved/x", "--collection", "nothing", target=server.address)
+        assert missing.returncode == 2
+        assert re.search(r"--collection: .*\bletters\b", missing.stderr), "other tests' collections may be there too"
     assert str(client.get_load_state("letters")["state"]) == "Loaded"
     assert client.query("letters", output_fields=["count(*)"], consistency_level="Strong")[0]["count(*)"] == count
     client.close()
