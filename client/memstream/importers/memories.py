@@ -159,7 +159,7 @@ def _postgres_rows(uri: str) -> Iterator[tuple[Any, ...]]:
     try:
         import psycopg
     except ImportError as error:
-        raise InvalidSource("a PostgreSQL database needs psycopg: pip install 'memstream[postgres]'") from error
+        raise InvalidSource("a PostgreSQL database needs psycopg: pip install '.[postgres]'") from error
     try:
         with psycopg.connect(uri, connect_timeout=10) as database, database.cursor("memstream_import") as rows:
             rows.itersize = 500

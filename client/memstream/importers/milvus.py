@@ -158,7 +158,7 @@ def _connect(source: Source, token: str) -> Iterator[Any]:
         import grpc
         import pymilvus
     except ImportError as error:
-        raise InvalidSource("a Milvus collection needs pymilvus: pip install 'memstream[server]'") from error
+        raise InvalidSource("a Milvus collection needs pymilvus: pip install '.[server]'") from error
     # pymilvus logs a traceback for every failure that it raises; the exception is enough.
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
     with ExitStack() as stack:
@@ -182,7 +182,7 @@ def _serve_lite(directory: Path) -> Iterator[str]:
     if not (directory / "collections").is_dir():
         raise InvalidSource(f"{directory} is no directory of Milvus Lite 3, which has a folder named collections")
     if find_spec("milvus_lite") is None:
-        raise InvalidSource("a directory of Milvus Lite needs milvus-lite: pip install 'memstream[server]'")
+        raise InvalidSource("a directory of Milvus Lite needs milvus-lite: pip install '.[server]'")
     from milvus_lite.adapter.grpc.server import start_server_in_thread
     from milvus_lite.exceptions import MilvusLiteError
 
