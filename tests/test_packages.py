@@ -25,6 +25,14 @@ MAVEN = {
 }
 GO = re.findall(r"^module (\S+)$", (ROOT / "client/go/go.mod").read_text("utf-8"), re.M)
 
+SUBCLASSED_ELSEWHERE = {
+    "dbgpt": ["dbgpt"],
+    "google": ["google-adk"],
+    "langgraph": ["langgraph-checkpoint"],
+    "pydantic_ai": ["pydantic-ai-slim"],
+}
+"""The packages of modules that are installed in environments of their own."""
+
 
 def test_packages_have_the_same_version() -> None:
     """Each registry has its own notation for unreleased versions."""
@@ -78,7 +86,7 @@ def test_packages_that_we_subclass_have_an_upper_bound() -> None:
     for one in map(Requirement, texts):
         bounds.setdefault(_normal(one.name), set()).add(any(each.operator in ("<", "==") for each in one.specifier))
     # In environments of their own, with the bounds of their extras.
-    packages = metadata.packages_distributions() | {"langgraph": ["langgraph-checkpoint"], "dbgpt": ["dbgpt"]}
+    packages = metadata.packages_distributions() | SUBCLASSED_ELSEWHERE
     subclassed = {_normal(packages[module][0]) for module in _subclassed_modules()}
     assert {"grpcio", "uvicorn", "click", "mcp", "langgraph-checkpoint"} <= subclassed
     assert {name: bounds[name] for name in subclassed} == {name: {True} for name in subclassed}

@@ -40,7 +40,7 @@ here.
 #   otel: OpenTelemetry tracing.
 #   sync: the blocking SDK.
 #   mcp, langgraph, dbgpt: adapters for MCP hosts, LangGraph and DB-GPT.
-#   openai_agents: adapters for other agent frameworks (docs/frameworks.md).
+#   google_adk, openai_agents, pydantic_ai: adapters for other agent frameworks (docs/frameworks.md).
 #   frameworks: what these share.
 
 from importlib import import_module

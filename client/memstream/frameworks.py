@@ -23,7 +23,9 @@ AnyClient: TypeAlias = Client | SyncClient
 Version: TypeAlias = tuple[int, ...]
 
 FRAMEWORKS: dict[str, tuple[Version, Version]] = {
+    "google-adk": ((2, 13), (2, 14)),
     "openai-agents": ((0, 24), (0, 25)),
+    "pydantic-ai-slim": ((2, 68), (2, 69)),
 }
 """For each package, the lowest version that its adapter takes, and the first that it does not."""
 CALL_BYTES_MAX = 3 << 20
@@ -59,6 +61,25 @@ def write_json(name: str, value: object, default: Callable[[Any], Any] | None = 
         raise InvalidArgument(name, f"cannot be written as JSON: {error}") from error
 
 
+async def split_for_calls(client: Client, messages: Sequence[NewMessage]) -> list[list[NewMessage]]:
+    """The messages of each call, in order. Raises InvalidArgument if a body is larger than the server takes."""
+    sizes = [len((message.body or "").encode()) for message in messages]
+    if sum(sizes) <= CALL_BYTES_MAX:
+        return [list(messages)] if messages else []
+    bytes_max = (await client.server_info()).limits.message_bytes_max
+    parts: list[list[NewMessage]] = []
+    left = 0
+    for place, (message, size) in enumerate(zip(messages, sizes, strict=True)):
+        if size > bytes_max:
+            raise InvalidArgument(f"items[{place}]", f"has {size} bytes of JSON, the server takes {bytes_max}")
+        if size > left:
+            parts.append([])
+            left = CALL_BYTES_MAX
+        parts[-1].append(message)
+        left -= size
+    return parts
+
+
 class Transcript:
     """A framework's session: a conversation whose messages have the framework's items as their JSON bodies.
 
@@ -86,7 +107,7 @@ class Transcript:
 
         Raises InvalidArgument, and appends none, if one body is larger than the server takes.
         """
-        for part in await self._split(messages):
+        for part in await split_for_calls(self._client, messages):
             if not self._is_made:
                 self._is_made = True
                 with suppress(MemoryExists):
@@ -94,24 +115,6 @@ class Transcript:
                     await self._client.write_together(self._talk.namespace, [self._made, append])
                     continue
             await self._talk.append_messages(part)
-
-    async def _split(self, messages: Sequence[NewMessage]) -> list[list[NewMessage]]:
-        """The messages of each call."""
-        sizes = [len((message.body or "").encode()) for message in messages]
-        if sum(sizes) <= CALL_BYTES_MAX:
-            return [list(messages)] if messages else []
-        bytes_max = (await self._client.server_info()).limits.message_bytes_max
-        parts: list[list[NewMessage]] = []
-        left = 0
-        for place, (message, size) in enumerate(zip(messages, sizes, strict=True)):
-            if size > bytes_max:
-                raise InvalidArgument(f"items[{place}]", f"has {size} bytes of JSON, the server takes {bytes_max}")
-            if size > left:
-                parts.append([])
-                left = CALL_BYTES_MAX
-            parts[-1].append(message)
-            left -= size
-        return parts
 
     async def read(self, limit: int | None = None) -> list[Message]:
         """The messages in order: all, or the latest."""

@@ -15,7 +15,9 @@ from memstream.frameworks import FRAMEWORKS
 from tests.support.pages import ROOT
 
 ADAPTERS = {
+    "google-adk": "google_adk",
     "openai-agents": "openai_agents",
+    "pydantic-ai-slim": "pydantic_ai",
 }
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
 

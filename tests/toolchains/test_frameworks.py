@@ -26,7 +26,9 @@ pytestmark = pytest.mark.toolchain
 
 FOLDER = Path(__file__).with_name("with_frameworks")
 FRAMEWORKS = {
+    "google-adk": "google_adk",
     "openai-agents": "openai_agents",
+    "pydantic-ai": "pydantic_ai",
 }
 """For each extra, the program of with_frameworks that runs its agent and has the tests of its adapter."""
 PYTEST = "-q --noconftest -p no:cacheprovider -c /dev/null -o asyncio_mode=auto --import-mode=importlib"
