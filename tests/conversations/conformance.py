@@ -32,6 +32,9 @@ from memstream_server.ports.conversations import (
     PlanChange,
     PlanQuery,
     PlanState,
+    Precondition,
+    Removal,
+    Removed,
     Status,
 )
 from memstream_server.ports.journal.errors import Conflict
@@ -95,7 +98,7 @@ class ConversationConformance:
         for work in (
             store.list_messages(TALK, MessageQuery()),
             store.last_message(TALK),
-            store.delete_messages(TALK),
+            store.delete_messages(TALK, 1),
             store.list_plans(TALK, PlanQuery()),
             store.change_plan(TALK, 1, PlanChange(PlanState.FAILED), 1),
             store.remove_plans(TALK),
@@ -137,7 +140,7 @@ class ConversationConformance:
         for _ in range(3):
             await store.append_message(TALK, Message("a"), 1)
         await store.append_message(OTHER, Message("a"), 1)
-        assert await store.delete_messages(TALK) == 3
+        assert await store.delete_messages(TALK, 1) == 3
         assert await store.list_messages(TALK, MessageQuery()) == []
         with pytest.raises(NotThere):
             await store.last_message(TALK)
@@ -206,7 +209,7 @@ class ConversationConformance:
             store.append_message(TALK, Message("a"), 1, answering("r1")),
             store.complete_conversation(TALK, 1, answering("r1")),
             store.save_plans(TALK, [Plan(1)], 1, answering("r1")),
-            store.delete_messages(TALK, answering("r1")),
+            store.delete_messages(TALK, 1, answering("r1")),
         ):
             with pytest.raises(Conflict):
                 await work
@@ -268,6 +271,19 @@ class ConversationConformance:
         assert (await store.get_state(StateName("comedy", StateScope.SESSION, OTHER.name))).document == b"1"
         assert await store.delete_conversation(TALK) == 3
         assert await store.list_messages(OTHER, MessageQuery()) == found
+
+    async def test_what_takes_many_writes_leaves_nothing(self, journal: Store, store: SessionStore) -> None:
+        large = Message(body=b"1" * 300_000, body_size_bytes=300_000)
+        await store.append_messages(TALK, [large, *[Message()] * 600], Precondition(), 1)
+        made = await store.fork_conversation(TALK, OTHER, None, 2)
+        assert (made.message_count, await store.get_message(OTHER, 1)) == (601, await store.get_message(TALK, 1))
+        assert await store.remove_messages(TALK, Removal(oldest=599), 3) == Removed(599, 601)
+        assert await numbers(store) == [600, 601]
+        assert (await store.get_message(OTHER, 1)).body == large.body
+        assert await store.list_names("comedy", "", 9) == [TALK.name, OTHER.name]
+        assert await store.delete_messages(OTHER, 4) == 601
+        assert [await store.delete_conversation(one) for one in (TALK, OTHER)] == [2, 0]
+        assert await journal.read_bytes(["comedy"]) == {}
 
     async def test_states_change_only_from_their_version(self, store: SessionStore) -> None:
         app = StateName("comedy", StateScope.APP, "x")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memstream_server.adapters.journal import SqlJournal
-from memstream_server.adapters.journal.sql.messages import BODY_INLINE_BYTES
+from memstream_server.adapters.journal.sql import hidden_conversations as hidden
+from memstream_server.adapters.journal.sql.hidden_conversations import BODY_INLINE_BYTES
 from memstream_server.ports.conversations import (
     ClientIdTaken,
     ConversationExists,
@@ -27,6 +29,7 @@ from memstream_server.ports.conversations import (
 from memstream_server.ports.journal.errors import JournalError
 from tests.support import journals
 from tests.support.seeds import rounds
+from tests.support.waiting import until
 
 NOW_US = 1_700_000_000_000_000
 SIZES = (2, BODY_INLINE_BYTES, BODY_INLINE_BYTES + 1, 9_000)
@@ -112,6 +115,7 @@ _steps = st.one_of(
     st.tuples(st.just("remove"), _removals, st.none()),
     st.tuples(st.just("replace"), st.integers(1, 9), _messages),
     st.tuples(st.just("pop"), st.none(), st.none()),
+    st.tuples(st.just("fork"), st.integers(1, 9) | st.none(), st.none()),
     st.tuples(st.just("reopen"), st.none(), st.none()),
 )
 
@@ -144,42 +148,60 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     await made.journal.close()
 
 
-async def _do(
-    bench: Bench, talk: ConversationName, model: Model, step: tuple[str, object, object], now_us: int
-) -> None:
-    """The step in the store and in the model: both refuse it, or neither does."""
+def _do_in_model(talk: ConversationName, model: Model, step: Step, now_us: int) -> object:
+    """What a pop or a fork shows. Raises what the store raises."""
+    kind, first, second = step
+    if kind == "append":
+        model.append(first, second, now_us)  # type: ignore[arg-type]  # each step has what fits
+    elif kind == "remove" and model.exists:
+        model.remove(first)  # type: ignore[arg-type]
+    elif kind == "replace" and model.exists:
+        model.replace(replace(second, number=first), now_us)  # type: ignore[type-var]
+    elif kind == "pop" and model.messages:
+        return model.messages.pop(model.last)
+    elif kind == "fork" and model.exists and (first is None or first in model.messages):
+        return [one for number, one in sorted(model.messages.items()) if first is None or number <= first]  # type: ignore[operator]
+    elif kind != "reopen":
+        raise NotThere("", talk)
+    return None
+
+
+async def _do_in_store(bench: Bench, talk: ConversationName, step: Step, now_us: int) -> object:
+    """What a pop or a fork shows."""
     store, (kind, first, second) = bench.journal.conversations, step
-    expected: type[JournalError] | None = None
-    popped = model.messages.get(model.last)
+    if kind == "append":
+        await store.append_messages(talk, first, second, now_us)  # type: ignore[arg-type]
+    elif kind == "remove":
+        await store.remove_messages(talk, first, now_us)  # type: ignore[arg-type]
+    elif kind == "replace":
+        await store.replace_message(talk, replace(second, number=first), now_us)  # type: ignore[type-var]
+    elif kind == "pop":
+        return await store.pop_message(talk)
+    elif kind == "fork":
+        fork = replace(talk, name=f"{talk.name}-fork")
+        made = await store.fork_conversation(talk, fork, first, now_us)  # type: ignore[arg-type]
+        found = await store.list_messages(fork, MessageQuery(limit=99))
+        assert await store.delete_conversation(fork) == made.message_count
+        return found
+    else:
+        await bench.journal.close()
+        await bench.open()
+    return None
+
+
+async def _do(bench: Bench, talk: ConversationName, model: Model, step: Step, now_us: int) -> None:
+    """The step in the store and in the model: both refuse it, or neither does."""
+    expected: object
+    found: object
     try:
-        if kind == "append":
-            model.append(first, second, now_us)  # type: ignore[arg-type]  # each step has what fits
-        elif kind == "remove" and model.exists:
-            model.remove(first)  # type: ignore[arg-type]
-        elif kind == "replace" and model.exists:
-            model.replace(replace(second, number=first), now_us)  # type: ignore[arg-type]
-        elif kind == "pop" and model.messages:
-            model.remove(Removal(numbers=(model.last,)))
-        elif kind != "reopen":
-            raise NotThere("", talk)
+        expected = _do_in_model(talk, model, step, now_us)
     except REFUSED as error:
         expected = type(error)
     try:
-        if kind == "append":
-            await store.append_messages(talk, first, second, now_us)  # type: ignore[arg-type]
-        elif kind == "remove":
-            await store.remove_messages(talk, first)  # type: ignore[arg-type]
-        elif kind == "replace":
-            await store.replace_message(talk, replace(second, number=first), now_us)  # type: ignore[arg-type]
-        elif kind == "pop":
-            assert await store.pop_message(talk) == popped
-        else:
-            await bench.journal.close()
-            await bench.open()
-        refused = None
+        found = await _do_in_store(bench, talk, step, now_us)
     except REFUSED as error:
-        refused = type(error)
-    assert refused is expected
+        found = type(error)
+    assert found == expected
 
 
 async def _check(bench: Bench, talk: ConversationName, model: Model) -> None:
@@ -203,6 +225,14 @@ async def _check(bench: Bench, talk: ConversationName, model: Model) -> None:
     assert (await store.get_status(talk)).last_number == model.last_ever
 
 
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows, or 3,000 bytes, a transaction."""
+    monkeypatch.setattr(hidden, "SLICE_ROWS", 2)
+    monkeypatch.setattr(hidden, "SLICE_BYTES", 3_000)
+
+
+@pytest.mark.usefixtures("small_slices")
 @settings(max_examples=rounds(60, 25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(_steps, min_size=1, max_size=14), clock=st.lists(st.integers(0, 9), min_size=14, max_size=14))
 async def test_any_writes_leave_what_a_list_holds(bench: Bench, steps: list[Step], clock: list[int]) -> None:
@@ -210,6 +240,9 @@ async def test_any_writes_leave_what_a_list_holds(bench: Bench, steps: list[Step
     for step, ticks in zip(steps, clock, strict=False):  # the clock may go back
         await _do(bench, talk, model, step, NOW_US + ticks)
         await _check(bench, talk, model)
+    if model.exists:
+        await bench.journal.conversations.delete_conversation(talk)
+        assert await bench.journal.read_bytes(["laws"]) == {}
 
 
 async def test_pages_without_bodies_beyond_the_bound(bench: Bench) -> None:
@@ -235,3 +268,75 @@ async def test_bodies_count_for_their_namespace(bench: Bench) -> None:
     assert 200_000 < await counted() - before < 201_000
     await store.pop_message(talk)
     assert await counted() == before
+
+
+@pytest.mark.usefixtures("small_slices")
+async def test_no_reader_sees_half_of_a_large_write(bench: Bench) -> None:
+    """Of a body, a removal, a deletion and a fork."""
+    talk, fork, store = bench.take_name(), bench.take_name(), bench.journal.conversations
+    seen: list[tuple[str, int, int]] = []
+
+    async def read(named: ConversationName) -> tuple[str, int, int]:
+        try:
+            found = await store.list_messages(named, MessageQuery(limit=99))
+        except NotThere:
+            return named.name, 0, 0
+        return named.name, len(found), sum(len(one.body or b"") for one in found)
+
+    async def read_during(work: Coroutine[Any, Any, object], named: ConversationName) -> int:
+        """How many transactions the work has had; `seen` has what was read meanwhile."""
+        writing = asyncio.create_task(work)
+        reads = 0
+        while not writing.done():
+            seen.append(await read(named))
+            reads += 1
+        await writing
+        return reads
+
+    given = [_message(9_000, place % 2, "") for place in range(12)]
+    assert await read_during(store.append_messages(talk, given, Precondition(), NOW_US), talk) > 1
+    assert await read_during(store.fork_conversation(talk, fork, None, NOW_US), fork) > 1
+    assert await read_during(store.remove_messages(talk, Removal(oldest=5), NOW_US), talk) > 1
+    assert await read_during(store.delete_conversation(talk), talk) > 1
+    whole = {(talk.name, 0, 0), (fork.name, 0, 0), (talk.name, 7, 63_000)}
+    whole |= {(named.name, 12, 108_000) for named in (talk, fork)}
+    assert set(seen) <= whole
+    assert await read(fork) == (fork.name, 12, 108_000)
+
+
+@pytest.mark.usefixtures("small_slices")
+async def test_fork_of_a_changing_conversation_is_one_state(bench: Bench) -> None:
+    talk, store = bench.take_name(), bench.journal.conversations
+    await store.append_messages(talk, [_message(2, 0, "") for _ in range(40)], Precondition(), NOW_US)
+    fork = asyncio.create_task(store.fork_conversation(talk, bench.take_name(), None, NOW_US))
+    await until(lambda: _is_hidden(bench))  # the copy has begun
+    for number in (1, 39):
+        await store.replace_message(talk, replace(_message(9, 1, ""), number=number), NOW_US)
+    found = await store.list_messages((await fork).conversation, MessageQuery(limit=99))
+    sizes = [one.body_size_bytes for one in found]
+    assert (sizes[0], sizes[38]) in {(2, 2), (9, 2), (9, 9)}
+
+
+@pytest.mark.usefixtures("small_slices")
+async def test_parts_without_a_message_are_purged(bench: Bench) -> None:
+    """A crash leaves them; a refused write does not."""
+    talk, store = bench.take_name(), bench.journal.conversations
+    with pytest.raises(JournalError, match="closed"):
+        async with store.store_bodies("laws", [_message(9_000, 0, "")], NOW_US):
+            await bench.journal.close()
+    await bench.open()
+    store = bench.journal.conversations
+    assert await _is_hidden(bench)
+    assert await store.list_names("laws", "", 9) == []
+    assert await store.prune_conversations(NOW_US + hidden.WRITING_US - 1, 9) == 0
+    assert await _is_hidden(bench)
+    await store.prune_conversations(NOW_US + hidden.WRITING_US, 9)
+    assert await bench.journal.read_bytes(["laws"]) == {}
+    with pytest.raises(LastNumberDiffers):
+        await store.append_messages(talk, [_message(9_000, 0, "")], Precondition(last_number=5), NOW_US)
+    assert await bench.journal.read_bytes(["laws"]) == {}
+
+
+async def _is_hidden(bench: Bench) -> bool:
+    names = journals.query_rows(bench.folder, "SELECT name FROM conversations")
+    return any(name.startswith(hidden.HIDDEN) for (name,) in names)

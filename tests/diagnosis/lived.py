@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import memstream
-from memstream import MemoryKind, Observation, Plan, Profile, StateScope, Tier
+from memstream import MemoryKind, NewMessage, Observation, Plan, Profile, StateScope, Tier
 from tests.server.conftest import WITH_INDEX
 from tests.server.listing import fragments, indexed
 from tests.support.server import ServerProcess
@@ -91,7 +91,7 @@ async def _keyed(memory: memstream.Memory) -> None:
 
 
 async def _talked(client: memstream.Client) -> None:
-    """A conversation that was cut once and is completed, an open one, and one with only plans."""
+    """A conversation that was cut once and is completed, an open one, one with a large body, one with only plans."""
     for name in ("closed", "open"):
         talk = client.conversation(f"lived/{name}")
         await talk.append("ann", "never mind")
@@ -99,6 +99,8 @@ async def _talked(client: memstream.Client) -> None:
         for number in range(6):
             await talk.append(("ann", "bob")[number % 2], about(number), receiver="all")
     await client.conversation("lived/closed").complete()
+    large = NewMessage(body='"' + "x" * 299_998 + '"')  # written in parts
+    await client.conversation("lived/large").append_messages([large])
     for scope in StateScope:
         await client.set_state("lived", scope, "closed", '{"step": 1}')
     await client.conversation("lived/planned").save_plans([Plan(number=2, title="look"), Plan(number=7, title="tell")])

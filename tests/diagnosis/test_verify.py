@@ -351,6 +351,19 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
         "message 4 cannot be read",
         _sql(f"UPDATE messages SET payload = x'c1' WHERE key = {TALK} << 32 | 4"),
     ),
+    "a body in parts that has no message": (
+        "messages",
+        "has no message",
+        _sql(
+            "INSERT INTO conversations (namespace, name, last_number, completed, completions, completed_number,"
+            " create_time_us) VALUES ('lived', char(10) || 'x', 0, false, 0, 0, 0)"
+        ),
+    ),
+    "a body that lacks a part": (
+        "messages",
+        "message 1 lacks its body of 300000 bytes",
+        _sql("DELETE FROM message_bodies WHERE key = (SELECT max(key) FROM message_bodies WHERE parts IS NULL)"),
+    ),
     "completed in the middle": (
         "conversations",
         "completed 1 times, the last at message 7 of",

@@ -196,6 +196,9 @@ def test_migration_removes_producers_of_request_ids(tmp_path: Path) -> None:
 
 
 def undo_feeds(connection: Connection) -> None:
+    connection.exec_driver_sql("DROP INDEX message_bodies_parts")
+    connection.exec_driver_sql("ALTER TABLE message_bodies DROP COLUMN parts")
+    connection.exec_driver_sql("ALTER TABLE conversations DROP COLUMN changes")
     connection.exec_driver_sql("DROP INDEX conversations_feeding")
     for column in ("feed_memory", "fed_number"):
         connection.exec_driver_sql(f"ALTER TABLE conversations DROP COLUMN {column}")
@@ -204,9 +207,9 @@ def undo_feeds(connection: Connection) -> None:
 def undo_later(connection: Connection) -> None:
     """Undo what later migrations did to conversations, blocks and events; their triggers are gone."""
     connection.exec_driver_sql("ALTER TABLE memories DROP COLUMN block_version")
+    undo_feeds(connection)
     for table in ("blocks", "message_bodies", "conversation_labels", "states", "event_fragments"):
         connection.exec_driver_sql(f"DROP TABLE {table}")
-    undo_feeds(connection)
     for index in ("conversations_latest", "conversations_expire"):
         connection.exec_driver_sql(f"DROP INDEX {index}")
     connection.exec_driver_sql("DROP INDEX messages_client_id")

@@ -32,6 +32,7 @@ from memstream_server.ports.conversation_records import (
     ConversationResult,
     ConversationWrite,
     JointWrites,
+    ReplaceMessage,
     SessionStore,
     State,
     StateDiffers,
@@ -167,7 +168,7 @@ class Conversations:
 
     async def delete_messages(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
         """Returns how many were deleted."""
-        return await _map_errors(self._store.delete_messages(conversation, answer))
+        return await _map_errors(self._store.delete_messages(conversation, self._clock.now_us(), answer))
 
     async def replace_message(
         self, conversation: ConversationName, message: Message, answer: AnswerOf[Message] = None
@@ -180,7 +181,7 @@ class Conversations:
         self, conversation: ConversationName, removal: Removal, answer: AnswerOf[Removed] = None
     ) -> Removed:
         """How many were deleted, and what is last now."""
-        return await _map_errors(self._store.remove_messages(conversation, removal, answer))
+        return await _map_errors(self._store.remove_messages(conversation, removal, self._clock.now_us(), answer))
 
     async def pop_message(self, conversation: ConversationName, answer: AnswerOf[Message] = None) -> Message:
         """The message that was the last."""
@@ -279,14 +280,16 @@ class Conversations:
                 written.append(Written(results, puts))
                 return None if answer is None else answer(written[-1])
 
-            return JointWrites(given.writes, self._clock.now_us(), finish)
+            return JointWrites(given.writes, self._clock.now_us(), finish, stored)
 
-        if given.puts:
-            assert self._fragments is not None
-            await self._fragments.put_together(given.namespace, given.memory, given.puts, join, given.request)
-        else:
-            await self._check_bytes(given.namespace)
-            await self._store.write_together(join(()))
+        await self._check_bytes(given.namespace)
+        messages = [message for one in given.writes for message in _messages_of(one)]
+        async with self._store.store_bodies(given.namespace, messages, self._clock.now_us()) as stored:
+            if given.puts:
+                assert self._fragments is not None
+                await self._fragments.put_together(given.namespace, given.memory, given.puts, join, given.request)
+            else:
+                await self._store.write_together(join(()))
         return written[-1]  # of the try that was committed
 
     async def watch(self, conversation: ConversationName, after: int) -> AsyncGenerator[list[Message], None]:
@@ -348,6 +351,16 @@ class Conversations:
         if self._feeds is not None:
             self._feeds.notify()
         return written
+
+
+def _messages_of(write: ConversationWrite) -> Sequence[Message]:
+    match write:
+        case AppendMessages():
+            return write.messages
+        case ReplaceMessage():
+            return (write.message,)
+        case _:
+            return ()
 
 
 async def _map_errors(work: Awaitable[T]) -> T:

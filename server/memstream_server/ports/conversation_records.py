@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
@@ -179,6 +179,8 @@ class JointWrites:
     finish: Callable[[Sequence[ConversationResult]], Answer | None]
     """Called inside the transaction with the result of each write; what it returns is stored with them. A transaction
     that is repeated calls it again."""
+    stored: Mapping[bytes, int] = field(default_factory=dict)
+    """What `ConversationStore.store_bodies` has given for them."""
 
 
 class SessionStore(ConversationStore, Protocol):

@@ -15,7 +15,8 @@ Contract
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeAlias, TypeVar
@@ -288,6 +289,13 @@ class ConversationStore(Protocol):
         condition is not checked. The client ids of `messages` are distinct."""
         ...
 
+    def store_bodies(
+        self, namespace: str, messages: Sequence[Message], now_us: int
+    ) -> AbstractAsyncContextManager[Mapping[bytes, int]]:
+        """Write large bodies in parts, for the transaction that runs inside (`JointWrites.stored`). Nobody reads parts
+        without a message; they are deleted at the end if there is none. The methods below do this themselves."""
+        ...
+
     async def list_messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
         """In order of number."""
         ...
@@ -303,9 +311,9 @@ class ConversationStore(Protocol):
         ...
 
     async def remove_messages(
-        self, conversation: ConversationName, removal: Removal, answer: AnswerOf[Removed] = None
+        self, conversation: ConversationName, removal: Removal, now_us: int, answer: AnswerOf[Removed] = None
     ) -> Removed:
-        """Raises NotThere if one of the numbers is not there."""
+        """Raises NotThere if one of the numbers is not there. Readers see all of it or nothing."""
         ...
 
     async def pop_message(self, conversation: ConversationName, answer: AnswerOf[Message] = None) -> Message:
@@ -326,7 +334,7 @@ class ConversationStore(Protocol):
         """Completing a completed conversation changes nothing."""
         ...
 
-    async def delete_messages(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
+    async def delete_messages(self, conversation: ConversationName, now_us: int, answer: AnswerOf[int] = None) -> int:
         """Returns the number of deleted messages."""
         ...
 

@@ -5,7 +5,9 @@ A page limits every list, so rows are read without bulk statements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -13,12 +15,13 @@ from sqlalchemy import ColumnElement, Connection, delete, select
 
 from memstream_server.adapters.journal.database.database import Read, Write
 from memstream_server.adapters.journal.sql import codec, export_reads, import_staging, messages
+from memstream_server.adapters.journal.sql import conversation_copies as copies
 from memstream_server.adapters.journal.sql import conversation_records as records
+from memstream_server.adapters.journal.sql import hidden_conversations as hidden
 from memstream_server.adapters.journal.sql.answers import put_answer
 from memstream_server.adapters.journal.sql.messages import find_row, get_or_create, get_row, update_row
 from memstream_server.adapters.journal.sql.schema import key_range, plans, row_key
 from memstream_server.ports.conversation_records import (
-    AppendMessages,
     ConversationChange,
     ConversationQuery,
     ConversationRecord,
@@ -50,7 +53,10 @@ from memstream_server.ports.conversations import (
 
 T = TypeVar("T")
 _ERASED_AT_ONCE = 10
-"""Conversations of a user that one write erases."""
+"""Conversations of a user that one write hides."""
+PART_ROWS = hidden.SLICE_BYTES // records.BYTES_OF_ROW
+_COPIES = 4
+"""How often a copy of a conversation that is changed meanwhile is begun."""
 
 
 class SqlConversations:
@@ -63,12 +69,13 @@ class SqlConversations:
     async def append_message(
         self, conversation: ConversationName, message: Message, now_us: int, answer: AnswerOf[Message] = None
     ) -> Message:
-        return await self._write_with_answer(
-            lambda c: messages.append_message(c, conversation, message, now_us),
-            3 + message.body_size_bytes // records.BYTES_OF_ROW,
-            True,
-            answer,
-        )
+        async with self.store_bodies(conversation.namespace, [message], now_us) as stored:
+            return await self._write_with_answer(
+                lambda c: messages.append_message(c, conversation, message, now_us, stored),
+                2 + records.cost_messages([message], stored),
+                True,
+                answer,
+            )
 
     async def append_messages(
         self,
@@ -78,12 +85,54 @@ class SqlConversations:
         now_us: int,
         answer: AnswerOf[Appended] = None,
     ) -> Appended:
-        return await self._write_with_answer(
-            lambda c: messages.append_messages(c, conversation, given, condition, now_us),
-            records.cost_rows(AppendMessages(conversation, given, condition)),
+        async with self.store_bodies(conversation.namespace, given, now_us) as stored:
+            return await self._write_with_answer(
+                lambda c: messages.append_messages(c, conversation, given, condition, now_us, stored),
+                2 + records.cost_messages(given, stored),
+                True,
+                answer,
+            )
+
+    @asynccontextmanager
+    async def store_bodies(
+        self, namespace: str, given: Sequence[Message], now_us: int, staged: str = hidden.HIDDEN
+    ) -> AsyncIterator[Mapping[bytes, int]]:
+        bodies = hidden.select_large(given)
+        if not bodies:
+            yield {}
+            return
+        name = f"{staged}.{secrets.token_hex(8)}"
+        expires_us = now_us + hidden.WRITING_US if namespace else None
+        numbers: list[int] = await self._write(
+            lambda c: [
+                hidden.create_hidden(c, namespace, f"{name}.{place}", expires_us) for place in range(len(bodies))
+            ],
+            len(bodies),
             True,
-            answer,
         )
+        stored = dict(zip(bodies, numbers, strict=True))
+        try:
+            for rows in hidden.split_bodies(stored):
+                await self._write(lambda c, rows=rows: hidden.write_bodies(c, rows), PART_ROWS, True)  # type: ignore[misc]
+            yield stored
+        finally:
+            await self._discard_unused(namespace, numbers)
+
+    async def _discard_unused(self, namespace: str, numbers: Sequence[int]) -> None:
+        """Delete what is still hidden and has no message: a write failed, or found its message there."""
+        if not namespace or not await self._read(lambda c: hidden.list_unused(c, numbers)):
+            return  # what has no namespace is removed by the import that has staged it
+        for number in await self._write(lambda c: hidden.release_unused(c, numbers), len(numbers), False):
+            await self._purge(number)
+
+    async def _purge(self, number: int) -> None:
+        while not await self._write(lambda c: hidden.purge_slice(c, number), hidden.SLICE_ROWS, False):
+            pass
+
+    async def _purge_deleted(self, namespace: str) -> None:
+        """Delete, slice by slice, the rows of what was deleted in a namespace."""
+        while (number := await self._read(lambda c: hidden.find_deleted(c, namespace))) is not None:
+            await self._purge(number)
 
     async def list_messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
         return await self._read(lambda c: messages.read_messages(c, conversation, query))
@@ -97,23 +146,63 @@ class SqlConversations:
     async def replace_message(
         self, conversation: ConversationName, message: Message, now_us: int, answer: AnswerOf[Message] = None
     ) -> Message:
-        return await self._write_with_answer(
-            lambda c: messages.replace_message(c, conversation, message, now_us),
-            3 + message.body_size_bytes // records.BYTES_OF_ROW,
-            True,
-            answer,
-        )
+        async with self.store_bodies(conversation.namespace, [message], now_us) as stored:
+            done = await self._write_with_answer(
+                lambda c: messages.replace_message(c, conversation, message, now_us, stored),
+                2 + records.cost_messages([message], stored),
+                True,
+                answer,
+            )
+        await self._purge_deleted(conversation.namespace)
+        return done
 
     async def remove_messages(
-        self, conversation: ConversationName, removal: Removal, answer: AnswerOf[Removed] = None
+        self, conversation: ConversationName, removal: Removal, now_us: int, answer: AnswerOf[Removed] = None
     ) -> Removed:
-        rows = len(removal.numbers) or 1_000
-        return await self._write_with_answer(
-            lambda c: messages.remove_messages(c, conversation, removal), rows, False, answer
+        done: Removed = await self._copy_slices(
+            conversation.namespace,
+            lambda c, begun: copies.remove_slice(c, conversation, removal, now_us, begun),
+            False,
+            answer,
         )
+        await self._purge_deleted(conversation.namespace)
+        return done
 
     async def pop_message(self, conversation: ConversationName, answer: AnswerOf[Message] = None) -> Message:
-        return await self._write_with_answer(lambda c: messages.pop_message(c, conversation), 3, False, answer)
+        done = await self._write_with_answer(lambda c: messages.pop_message(c, conversation), 3, False, answer)
+        await self._purge_deleted(conversation.namespace)
+        return done
+
+    async def _copy_slices(
+        self,
+        namespace: str,
+        work: Callable[[Connection, copies.Copy | str], copies.Copy | T],
+        adds: bool,
+        answer: AnswerOf[T],
+    ) -> T:
+        """Work slice by slice until it gives what is not a copy. It begins again if its source was changed."""
+
+        def both(connection: Connection, begun: copies.Copy | str) -> copies.Copy | T:
+            done = work(connection, begun)
+            if not isinstance(done, copies.Copy):
+                put_answer(connection, None if answer is None else answer(done))
+            return done
+
+        for left in reversed(range(_COPIES)):
+            done: copies.Copy | T | str = f"{hidden.HIDDEN}.{secrets.token_hex(8)}"
+            number = 0
+            try:
+                while isinstance(done, copies.Copy | str):
+                    begun = done
+                    done = await self._write(lambda c, begun=begun: both(c, begun), hidden.SLICE_ROWS, adds)  # type: ignore[misc]
+                    number = done.number if isinstance(done, copies.Copy) else number
+                return done
+            except copies.SourceChanged:
+                if not left:
+                    raise
+            finally:
+                await self._discard_unused(namespace, [number])
+        raise AssertionError("unreachable")
 
     async def get_status(self, conversation: ConversationName) -> Status:
         return await self._read(lambda c: _read_status(c, conversation))
@@ -123,10 +212,9 @@ class SqlConversations:
     ) -> None:
         await self._write_with_answer(lambda c: _complete_conversation(c, conversation, now_us), 2, False, answer)
 
-    async def delete_messages(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
-        return await self._write_with_answer(
-            lambda c: messages.delete_all_messages(c, conversation), 1_000, False, answer
-        )
+    async def delete_messages(self, conversation: ConversationName, now_us: int, answer: AnswerOf[int] = None) -> int:
+        of_count = None if answer is None else (lambda done: answer(done.count))
+        return (await self.remove_messages(conversation, Removal(from_number=1), now_us, of_count)).count
 
     async def save_plans(
         self,
@@ -165,8 +253,11 @@ class SqlConversations:
     async def stage_rows(
         self, staged: str, create_time_us: int, messages: Sequence[Message], plans: Sequence[Plan]
     ) -> None:
-        rows = 2 + len(messages) + len(plans) + sum(one.body_size_bytes for one in messages) // records.BYTES_OF_ROW
-        await self._write(lambda c: import_staging.put_staged(c, staged, create_time_us, messages, plans), rows, True)
+        async with self.store_bodies("", messages, 0, staged) as stored:
+            rows = 2 + records.cost_messages(messages, stored) + len(plans)
+            await self._write(
+                lambda c: import_staging.put_staged(c, staged, create_time_us, messages, plans, stored), rows, True
+            )
 
     async def publish_staged(
         self, staged: str, conversation: ConversationName, status: Status, details: Details
@@ -180,7 +271,9 @@ class SqlConversations:
         await self._write(publish, rows, False)
 
     async def discard_staged(self, staged: str) -> None:
-        await self._write(lambda c: import_staging.discard_staged(c, staged), 1_000, False)
+        number = await self._read(lambda c: import_staging.find_staged(c, staged))
+        if number is not None:
+            await self._purge(number)
 
     # ---- conversations as wholes, and state
     async def get_conversation(self, conversation: ConversationName) -> ConversationRecord:
@@ -201,7 +294,9 @@ class SqlConversations:
         )
 
     async def delete_conversation(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
-        return await self._write_with_answer(lambda c: records.delete_record(c, conversation), 1_000, False, answer)
+        count = await self._write_with_answer(lambda c: records.delete_record(c, conversation), 5, False, answer)
+        await self._purge_deleted(conversation.namespace)
+        return count
 
     async def fork_conversation(
         self,
@@ -211,8 +306,11 @@ class SqlConversations:
         now_us: int,
         answer: AnswerOf[ConversationRecord] = None,
     ) -> ConversationRecord:
-        return await self._write_with_answer(
-            lambda c: records.fork_record(c, source, target, number, now_us), 1_000, True, answer
+        return await self._copy_slices(
+            target.namespace,
+            lambda c, begun: copies.fork_slice(c, source, target, number, now_us, begun),
+            True,
+            answer,
         )
 
     async def get_state(self, name: StateName) -> State:
@@ -238,10 +336,11 @@ class SqlConversations:
         await self._empty_answers(namespace, names)
         count = 0
         while erased := await self._write(
-            lambda c: records.erase_user(c, namespace, user, _ERASED_AT_ONCE), 1_000, False
+            lambda c: records.erase_user(c, namespace, user, _ERASED_AT_ONCE), 5 * _ERASED_AT_ONCE, False
         ):
             count += len(erased)
             names.update(erased)
+        await self._purge_deleted(namespace)
         had_state = await self.delete_state(StateName(namespace, StateScope.USER, user))
         await self._empty_answers(namespace, names)  # what was stored meanwhile
         return count, had_state
@@ -255,11 +354,14 @@ class SqlConversations:
         return await self._read(lambda c: records.list_due_feeds(c, after, limit))
 
     async def write_together(self, joint: JointWrites) -> None:
-        rows = sum(map(records.cost_rows, joint.writes))
+        rows = sum(records.cost_rows(write, joint.stored) for write in joint.writes)
         await self._write(lambda c: records.write_together(c, joint), rows, True)
 
     async def prune_conversations(self, now_us: int, limit: int) -> int:
-        return await self._write(lambda c: records.prune_expired(c, now_us, limit), 1_000, False)
+        count = await self._write(lambda c: records.prune_expired(c, now_us, limit), 5 * limit, False)
+        while (number := await self._read(lambda c: hidden.find_due(c, now_us))) is not None:
+            await self._purge(number)
+        return count
 
     async def _write_with_answer(
         self, work: Callable[[Connection], T], rows: int, adds: bool, answer: AnswerOf[T]

@@ -24,6 +24,8 @@ versions: what fragments said before a commit replaced it
 outbox: the outbox of the vector index
 next_space_vectors: vectors in an embedding space that is not in force
 messages: messages of conversations, and the rows of these
+hidden_conversations: what takes several transactions: bodies in parts, deleted conversations
+conversation_copies: forks, and conversations of which much is deleted
 conversation_records: conversations as wholes, and state documents
 export_reads: reads a whole memory or conversation for an export
 import_staging: staging of imported conversations

@@ -170,7 +170,7 @@ def cost_of(commit: Commit) -> tuple[int, bool]:
     rows = 2 + 2 * (len(commit.rows) + len(commit.receipts))
     rows += len(commit.anchors) + len(commit.index) + len(commit.removed)
     if commit.joint is not None:
-        rows += sum(map(cost_rows, commit.joint.writes))
+        rows += sum(cost_rows(write, commit.joint.stored) for write in commit.joint.writes)
     adds = commit.rows or commit.anchors or commit.jobs or commit.receipts or commit.recall_receipt or commit.joint
     return rows, bool(adds)
 

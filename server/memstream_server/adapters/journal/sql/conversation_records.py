@@ -6,15 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import (
-    BigInteger,
     ColumnElement,
     Connection,
     Row,
     and_,
-    case,
-    cast,
     delete,
-    func,
     insert,
     or_,
     select,
@@ -23,19 +19,15 @@ from sqlalchemy import (
 )
 
 from memstream_server.adapters.journal.sql import bulk, codec, messages
+from memstream_server.adapters.journal.sql import hidden_conversations as hidden
 from memstream_server.adapters.journal.sql.answers import put_answer
 from memstream_server.adapters.journal.sql.schema import (
     FEED_DUE,
     conversation_labels,
     conversations,
-    key_range,
-    message_bodies,
-    plans,
     requests,
-    row_key,
     states,
 )
-from memstream_server.adapters.journal.sql.schema import messages as message_rows
 from memstream_server.ports.conversation_records import (
     USER_LABEL,
     AdvanceFeed,
@@ -55,7 +47,7 @@ from memstream_server.ports.conversation_records import (
     StateScope,
     UpdateConversation,
 )
-from memstream_server.ports.conversations import ConversationExists, ConversationName, Details, NotThere
+from memstream_server.ports.conversations import ConversationExists, ConversationName, Details, Message, NotThere
 from memstream_server.ports.journal.errors import PreconditionFailed
 from memstream_server.ports.journal.records import Labels
 
@@ -75,7 +67,7 @@ _ANSWERS_TO = (
 )
 """Requests whose stored answers have what a user said, or name the user."""
 _ANSWERS_READ = 500
-BYTES_OF_ROW = 4_096
+BYTES_OF_ROW = 2_048
 """So many bytes of a body cost about as much as a row."""
 
 
@@ -88,7 +80,7 @@ def get_record(connection: Connection, conversation: ConversationName) -> Conver
 
 def list_records(connection: Connection, query: ConversationQuery) -> list[ConversationRecord]:
     table = conversations.c
-    wanted: list[ColumnElement[bool]] = [table.namespace == query.namespace]
+    wanted: list[ColumnElement[bool]] = [table.namespace == query.namespace, table.name > hidden.AFTER_HIDDEN]
     if query.prefix:
         wanted += [table.name >= query.prefix, table.name <= query.prefix + _LAST]
     statement = select(conversations)
@@ -120,7 +112,7 @@ def update_record(
     elif change.absent:
         raise ConversationExists(conversation)
     if change.labels is not None:
-        _put_labels(connection, conversation.namespace, row.number, change.labels)
+        put_labels(connection, conversation.namespace, row.number, change.labels)
     values: dict[str, Any] = {} if change.ttl_us is None else {"ttl_us": change.ttl_us or None}
     if change.feed_memory not in (None, row.feed_memory):
         values |= {"feed_memory": change.feed_memory, "fed_number": 0}
@@ -135,35 +127,11 @@ def delete_record(connection: Connection, conversation: ConversationName) -> int
     return _delete_row(connection, row)
 
 
-def fork_record(
-    connection: Connection, source: ConversationName, target: ConversationName, last: int | None, now_us: int
-) -> ConversationRecord:
-    old = messages.get_row(connection, source)
-    if messages.find_row(connection, target) is not None:
-        raise ConversationExists(target)
-    new = messages.create_row(connection, target.namespace, target.name, now_us)
-    low, high = key_range(old.number)
-    high = high if last is None else row_key(old.number, last)
-    if last is not None:
-        messages.check_there(connection, source, old.number, last)
-    moved = row_key(new.number, 0) - row_key(old.number, 0)
-    count = _copy_messages(connection, low, high, moved, new.number)
-    numbers = min(old.last_number, last or old.last_number)
-    messages.update_row(
-        connection, new.number, last_number=numbers, message_count=count, message_time_us=old.message_time_us
-    )
-    labels = _decode_labels(old.labels)
-    _put_labels(connection, target.namespace, new.number, labels)
-    if old.ttl_us is not None:
-        messages.update_row(connection, new.number, ttl_us=old.ttl_us)
-    _copy_state(connection, source, target, now_us)
-    messages.touch_row(connection, new.number, now_us)
-    return get_record(connection, target)
-
-
 def prune_expired(connection: Connection, now_us: int, limit: int) -> int:
-    due = select(conversations).where(conversations.c.expire_time_us <= now_us)
-    rows = connection.execute(due.order_by(conversations.c.expire_time_us).limit(limit)).all()
+    """Delete conversations for all readers; how many."""
+    due = (conversations.c.expire_time_us <= now_us) & (conversations.c.name > hidden.AFTER_HIDDEN)
+    first = select(conversations).where(due).order_by(conversations.c.expire_time_us).limit(limit)
+    rows = connection.execute(first.with_for_update()).all()  # PostgreSQL: not those that another process touches
     for row in rows:
         _delete_row(connection, row)
     return len(rows)
@@ -222,15 +190,14 @@ def empty_answers(connection: Connection, keys: Sequence[str]) -> None:
 
 
 def _delete_row(connection: Connection, row: Row[Any]) -> int:
-    count = messages.delete_range(connection, row.number)
-    connection.execute(delete(plans).where(plans.c.key.between(*key_range(row.number))))
-    connection.execute(delete(conversation_labels).where(conversation_labels.c.conversation == row.number))
+    """Its rows are left to the purge."""
+    hidden.hide_conversation(connection, row)
     delete_state(connection, StateName(row.namespace, StateScope.SESSION, row.name))
-    connection.execute(delete(conversations).where(conversations.c.number == row.number))
+    count: int = row.message_count
     return count
 
 
-def _put_labels(connection: Connection, namespace: str, number: int, labels: Labels) -> None:
+def put_labels(connection: Connection, namespace: str, number: int, labels: Labels) -> None:
     connection.execute(delete(conversation_labels).where(conversation_labels.c.conversation == number))
     rows = [{"namespace": namespace, "label": codec.hash_label(one), "conversation": number} for one in labels]
     if rows:
@@ -239,21 +206,7 @@ def _put_labels(connection: Connection, namespace: str, number: int, labels: Lab
     connection.execute(update(conversations).where(conversations.c.number == number).values(values))
 
 
-def _copy_messages(connection: Connection, low: int, high: int, moved: int, number: int) -> int:
-    rows, bodies = message_rows.c, message_bodies.c
-    owner = case((rows.client_id.is_not(None), cast(number, BigInteger)))
-    copied = select(
-        rows.key + moved, rows.sender, rows.receiver, rows.current_goal, rows.payload, owner, rows.client_id
-    ).where(rows.key.between(low, high))
-    names = ["key", "sender", "receiver", "current_goal", "payload", "conversation", "client_id"]
-    connection.execute(insert(message_rows).from_select(names, copied))
-    copied_bodies = select(bodies.key + moved, bodies.body).where(bodies.key.between(low, high))
-    connection.execute(insert(message_bodies).from_select(["key", "body"], copied_bodies))
-    copies = select(func.count()).select_from(message_rows).where(rows.key.between(*key_range(number)))
-    return connection.execute(copies).scalar_one()  # PostgreSQL's driver does not count the rows of such an insert
-
-
-def _decode_labels(text: str) -> Labels:
+def decode_labels(text: str) -> Labels:
     return codec.decode_labels(text) if text else ()
 
 
@@ -261,7 +214,7 @@ def _decode_row(row: Row[Any]) -> ConversationRecord:
     return ConversationRecord(
         ConversationName(row.namespace, row.name),
         row.number,
-        _decode_labels(row.labels),
+        decode_labels(row.labels),
         row.ttl_us,
         row.expire_time_us,
         row.message_count,
@@ -276,7 +229,7 @@ def _decode_row(row: Row[Any]) -> ConversationRecord:
 
 def put_details(connection: Connection, conversation: ConversationName, number: int, details: Details) -> None:
     """What an imported conversation has besides messages and plans."""
-    _put_labels(connection, conversation.namespace, number, details.labels)
+    put_labels(connection, conversation.namespace, number, details.labels)
     messages.update_row(connection, number, ttl_us=details.ttl_us)
     if details.state is not None:
         named = StateName(conversation.namespace, StateScope.SESSION, conversation.name)
@@ -289,7 +242,7 @@ def read_details(connection: Connection, row: Row[Any]) -> Details:
     named = _is_named(StateName(row.namespace, StateScope.SESSION, row.name))
     state = connection.execute(select(states.c.document).where(named)).scalar_one_or_none()
     document = None if state is None else bytes(state)
-    return Details(_decode_labels(row.labels), row.ttl_us, row.update_time_us, document)
+    return Details(decode_labels(row.labels), row.ttl_us, row.update_time_us, document)
 
 
 # ---- state
@@ -344,7 +297,7 @@ def delete_state(connection: Connection, name: StateName) -> bool:
     return connection.execute(delete(states).where(_is_named(name))).rowcount > 0
 
 
-def _copy_state(connection: Connection, source: ConversationName, target: ConversationName, now_us: int) -> None:
+def copy_state(connection: Connection, source: ConversationName, target: ConversationName, now_us: int) -> None:
     old = connection.execute(
         select(states.c.document).where(_is_named(StateName(source.namespace, StateScope.SESSION, source.name)))
     ).scalar_one_or_none()
@@ -357,15 +310,17 @@ def _copy_state(connection: Connection, source: ConversationName, target: Conver
 
 def write_together(connection: Connection, joint: JointWrites) -> None:
     """Apply the writes, and store the answer that their results make."""
-    put_answer(connection, joint.finish([_apply(connection, one, joint.now_us) for one in joint.writes]))
+    put_answer(connection, joint.finish([_apply(connection, one, joint) for one in joint.writes]))
 
 
-def _apply(connection: Connection, write: ConversationWrite, now_us: int) -> ConversationResult:
+def _apply(connection: Connection, write: ConversationWrite, joint: JointWrites) -> ConversationResult:
+    now_us, stored = joint.now_us, joint.stored
     match write:
         case AppendMessages():
-            return messages.append_messages(connection, write.conversation, write.messages, write.condition, now_us)
+            given = write.messages
+            return messages.append_messages(connection, write.conversation, given, write.condition, now_us, stored)
         case ReplaceMessage():
-            return messages.replace_message(connection, write.conversation, write.message, now_us)
+            return messages.replace_message(connection, write.conversation, write.message, now_us, stored)
         case SetState():
             return set_state(connection, write.name, write.document, write.version, now_us)
         case AdvanceFeed():
@@ -392,14 +347,20 @@ def list_due_feeds(connection: Connection, after: int, limit: int) -> list[Feed]
     ]
 
 
-def cost_rows(write: ConversationWrite) -> int:
+def cost_rows(write: ConversationWrite, stored: messages.Stored) -> int:
     """What a write costs, in rows."""
     match write:
         case AppendMessages():
-            return 2 + len(write.messages) + sum(one.body_size_bytes for one in write.messages) // BYTES_OF_ROW
+            return 2 + cost_messages(write.messages, stored)
         case ReplaceMessage():
-            return 3 + write.message.body_size_bytes // BYTES_OF_ROW
+            return 2 + cost_messages([write.message], stored)
         case SetState():
             return 3 + len(write.document) // BYTES_OF_ROW
         case _:
             return 5
+
+
+def cost_messages(given: Sequence[Message], stored: messages.Stored) -> int:
+    """What messages cost, in rows, besides the parts of bodies that are written already."""
+    left: int = sum(one.body_size_bytes for one in given if one.body not in stored)
+    return len(given) + left // BYTES_OF_ROW

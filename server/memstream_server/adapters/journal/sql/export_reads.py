@@ -18,6 +18,7 @@ from memstream_server.adapters.journal.sql.fragment_reads import (
     read_fragments,
     resolve_anchors,
 )
+from memstream_server.adapters.journal.sql.hidden_conversations import AFTER_HIDDEN
 from memstream_server.adapters.journal.sql.messages import scan_messages
 from memstream_server.adapters.journal.sql.reads import decode_record, get_row, read_spaces
 from memstream_server.adapters.journal.sql.schema import (
@@ -192,9 +193,10 @@ def _read_rows(connection: Connection, table: Any, low: int, high: int) -> Itera
 
 
 def list_conversation_names(connection: Connection, namespace: str, after: str, limit: int) -> list[str]:
+    least = AFTER_HIDDEN if namespace else ""
     statement = (
         select(conversations.c.name)
-        .where(conversations.c.namespace == namespace, conversations.c.name > after)
+        .where(conversations.c.namespace == namespace, conversations.c.name > (after or least))
         .order_by(conversations.c.name)
         .limit(limit)
     )

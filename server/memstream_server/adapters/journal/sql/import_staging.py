@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, select, update
 
 from memstream_server.adapters.journal.sql import bulk, codec, messages
-from memstream_server.adapters.journal.sql.schema import conversations, key_range, plans, row_key
+from memstream_server.adapters.journal.sql.hidden_conversations import HIDDEN
+from memstream_server.adapters.journal.sql.schema import conversations, key_range, message_bodies, plans, row_key
 from memstream_server.ports.conversations import ConversationName, Message, Plan, Status
 from memstream_server.ports.journal.errors import AlreadyExists, Conflict
 
@@ -15,12 +16,17 @@ _PLANS = bulk.build_insert(plans, ("key",))
 
 
 def put_staged(
-    connection: Connection, staged: str, create_time_us: int, new_messages: Sequence[Message], new_plans: Sequence[Plan]
+    connection: Connection,
+    staged: str,
+    create_time_us: int,
+    new_messages: Sequence[Message],
+    new_plans: Sequence[Plan],
+    stored: messages.Stored,
 ) -> None:
-    number = _find_number(connection, staged)
+    number = find_staged(connection, staged)
     if number is None:
         number = messages.create_row(connection, "", staged, create_time_us).number
-    messages.put_staged(connection, number, new_messages)
+    messages.put_staged(connection, number, new_messages, stored)
     put_plans(connection, number, new_plans)
 
 
@@ -32,7 +38,7 @@ def put_plans(connection: Connection, number: int, given: Sequence[Plan]) -> Non
 
 def publish_staged(connection: Connection, staged: str, named: ConversationName, status: Status) -> int:
     """The number of the conversation."""
-    number = _find_number(connection, staged)
+    number = find_staged(connection, staged)
     if number is None:
         raise Conflict(f"the conversation staged as {staged} is gone")
     taken = (conversations.c.namespace == named.namespace) & (conversations.c.name == named.name)
@@ -50,19 +56,14 @@ def publish_staged(connection: Connection, staged: str, named: ConversationName,
             completed_number=status.completed_number,
         )
     )
+    parts = select(message_bodies.c.parts).where(message_bodies.c.key.between(*key_range(number)))
+    hidden_name = HIDDEN + conversations.c.name
+    moved = conversations.c.number.in_(parts.where(message_bodies.c.parts.is_not(None)))
+    connection.execute(update(conversations).where(moved).values(namespace=named.namespace, name=hidden_name))
     return number
 
 
-def discard_staged(connection: Connection, staged: str) -> None:
-    number = _find_number(connection, staged)
-    if number is None:
-        return
-    low, high = key_range(number)
-    messages.delete_range(connection, number)
-    connection.execute(delete(plans).where(plans.c.key.between(low, high)))
-    connection.execute(delete(conversations).where(conversations.c.number == number))
-
-
-def _find_number(connection: Connection, staged: str) -> int | None:
+def find_staged(connection: Connection, staged: str) -> int | None:
+    """The number of what is staged."""
     named = (conversations.c.namespace == "") & (conversations.c.name == staged)
     return connection.execute(select(conversations.c.number).where(named)).scalar_one_or_none()

@@ -1,7 +1,8 @@
 """Messages of a conversation: appended in one order, listed by number or time, replaced and deleted.
 
 A list reads the records of its messages, then the bodies that fit. A body of up to BODY_INLINE_BYTES is in the record;
-a larger one has a row of its own, so that a list without bodies reads none of its pages.
+a larger one has a row of its own, so that a list without bodies reads none of its pages, or, if it was written in parts
+before (`stored`, hidden_conversations.py), a row that refers to them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, delete, insert, or_, select, update
 
 from memstream_server.adapters.journal.sql import bulk, codec
+from memstream_server.adapters.journal.sql import hidden_conversations as hidden
+from memstream_server.adapters.journal.sql.hidden_conversations import BODY_INLINE_BYTES
 from memstream_server.adapters.journal.sql.schema import (
     conversations,
     key_position,
@@ -35,9 +38,10 @@ from memstream_server.ports.conversations import (
     Removed,
 )
 
-BODY_INLINE_BYTES = 1_024
+Stored = Mapping[bytes, int]
+"""The hidden conversation of each body that has been written in parts."""
+NOT_STORED: Stored = {}
 _MESSAGES = bulk.build_insert(messages, ("key",))
-_BODIES = bulk.build_insert(message_bodies, ("key",))
 _RECORD = select(messages.c.key, messages.c.payload)
 
 
@@ -91,8 +95,10 @@ def touch_row(connection: Connection, number: int, now_us: int) -> None:
 # ---- writes
 
 
-def append_message(connection: Connection, conversation: ConversationName, message: Message, now_us: int) -> Message:
-    done = append_messages(connection, conversation, [message], Precondition(), now_us)
+def append_message(
+    connection: Connection, conversation: ConversationName, message: Message, now_us: int, stored: Stored = NOT_STORED
+) -> Message:
+    done = append_messages(connection, conversation, [message], Precondition(), now_us, stored)
     if not done.count:
         return read_message(connection, conversation, done.last_number)
     return replace(
@@ -106,6 +112,7 @@ def append_messages(
     given: Sequence[Message],
     condition: Precondition,
     now_us: int,
+    stored: Stored = NOT_STORED,
 ) -> Appended:
     row = find_row(connection, conversation, lock=True)
     present = {} if row is None else _find_present(connection, row.number, given)
@@ -119,47 +126,50 @@ def append_messages(
         replace(one, number=row.last_number + place, create_time_us=time_us, update_time_us=time_us)
         for place, one in enumerate(fresh, 1)
     ]
-    last_number = row.last_number + len(made)
+    reached = row.last_number + len(made)
     if made:
         update_row(
             connection,
             row.number,
-            last_number=last_number,
+            last_number=reached,
             completed=False,
             message_time_us=time_us,
             message_count=row.message_count + len(made),
             update_time_us=time_us,
             expire_time_us=conversations.c.ttl_us + time_us,
         )
-        write_messages(connection, row.number, made)
+        write_messages(connection, row.number, made, stored)
     numbers = {id(old): new.number for old, new in zip(fresh, made, strict=True)}
     found = tuple(present[one.client_id] if one.client_id in present else numbers[id(one)] for one in given)
-    return Appended(found, len(made), last_number if made else max(found, default=0), time_us)
+    return Appended(found, len(made), reached if made else max(found, default=0), time_us)
 
 
-def put_staged(connection: Connection, number: int, given: Sequence[Message]) -> None:
+def put_staged(connection: Connection, number: int, given: Sequence[Message], stored: Stored) -> None:
     """Add messages with their numbers and times to a conversation that is being imported."""
-    write_messages(connection, number, given)
+    write_messages(connection, number, given, stored)
     _add_count(connection, number, len(given))
     if given:
         update_row(connection, number, message_time_us=max(one.create_time_us for one in given))
 
 
-def write_messages(connection: Connection, number: int, given: Iterable[Message]) -> None:
+def write_messages(connection: Connection, number: int, given: Iterable[Message], stored: Stored) -> None:
     """Write messages with their numbers, in the place of those that have them."""
-    rows, bodies = [], []
+    rows, bodies = [], list[tuple[int, bytes, int | None]]()
     for one in given:
         key = row_key(number, one.number)
         if one.body is not None and len(one.body) > BODY_INLINE_BYTES:
-            bodies.append((key, one.body))
+            parts = stored.get(one.body) if stored else None
+            bodies.append((key, one.body if parts is None else b"", parts))
             one = replace(one, body=None)
         named = (number, one.client_id) if one.client_id else (None, None)
         rows.append((key, one.sender, one.receiver, one.current_goal, codec.encode_message(one), *named))
     bulk.write_rows(connection, _MESSAGES, rows)
-    bulk.write_rows(connection, _BODIES, bodies)
+    hidden.write_bodies(connection, bodies)
 
 
-def replace_message(connection: Connection, conversation: ConversationName, message: Message, now_us: int) -> Message:
+def replace_message(
+    connection: Connection, conversation: ConversationName, message: Message, now_us: int, stored: Stored = NOT_STORED
+) -> Message:
     number = get_row(connection, conversation, lock=True).number
     old = _read_record(connection, conversation, number, message.number)
     if message.client_id:
@@ -167,21 +177,27 @@ def replace_message(connection: Connection, conversation: ConversationName, mess
         if owners.get(message.client_id, message.number) != message.number:
             raise ClientIdTaken("another message of this conversation has the client_id")
     made = replace(message, create_time_us=old.create_time_us, update_time_us=max(now_us, old.create_time_us))
-    connection.execute(delete(message_bodies).where(message_bodies.c.key == row_key(number, message.number)))
-    write_messages(connection, number, [made])
+    hidden.drop_bodies(connection, message_bodies.c.key == row_key(number, message.number))
+    write_messages(connection, number, [made], stored)
+    _add_count(connection, number, 0)
     return made
 
 
-def remove_messages(connection: Connection, conversation: ConversationName, removal: Removal) -> Removed:
-    number = get_row(connection, conversation, lock=True).number
-    if removal.numbers:
-        count = _delete_numbers(connection, conversation, number, removal.numbers)
-    elif removal.oldest is not None:
-        count = _delete_oldest(connection, number, removal.oldest)
-    else:
-        assert removal.from_number is not None
-        count = delete_range(connection, number, removal.from_number)
-    return Removed(count, _last_number(connection, number))
+def remove_numbers(
+    connection: Connection, conversation: ConversationName, number: int, wanted: Sequence[int]
+) -> Removed:
+    count = _delete_numbers(connection, conversation, number, wanted)
+    return Removed(count, last_number(connection, number))
+
+
+def find_range(connection: Connection, row: Row[Any], removal: Removal) -> tuple[int, int]:
+    """The first and the last number of what is to be deleted."""
+    if removal.from_number is not None:
+        return removal.from_number, max(row.last_number, removal.from_number)
+    assert removal.oldest is not None
+    within = select(messages.c.key).where(messages.c.key.between(*key_range(row.number))).order_by(messages.c.key)
+    last = connection.execute(within.limit(1).offset(removal.oldest - 1)).scalar_one_or_none()
+    return 1, row.last_number if last is None else key_position(last)
 
 
 def pop_message(connection: Connection, conversation: ConversationName) -> Message:
@@ -191,21 +207,18 @@ def pop_message(connection: Connection, conversation: ConversationName) -> Messa
     return found
 
 
-def delete_all_messages(connection: Connection, conversation: ConversationName) -> int:
-    return delete_range(connection, get_row(connection, conversation, lock=True).number)
-
-
 def delete_range(connection: Connection, number: int, first: int = 0, last: int | None = None) -> int:
     """Delete the messages from `first` to `last`, in one transaction; how many."""
     low, high = row_key(number, first), key_range(number)[1] if last is None else row_key(number, last)
-    connection.execute(delete(message_bodies).where(message_bodies.c.key.between(low, high)))
+    hidden.drop_bodies(connection, message_bodies.c.key.between(low, high))
     count = connection.execute(delete(messages).where(messages.c.key.between(low, high))).rowcount
     _add_count(connection, number, -count)
     return count
 
 
 def _add_count(connection: Connection, number: int, count: int) -> None:
-    counted = {"message_count": conversations.c.message_count + count}
+    """Messages were added or deleted. Whatever does not only append is a change, which a copy in slices must notice."""
+    counted = {"message_count": conversations.c.message_count + count, "changes": conversations.c.changes + 1}
     connection.execute(update(conversations).where(conversations.c.number == number).values(counted))
 
 
@@ -215,7 +228,7 @@ def _check_condition(
     if condition.absent and row is not None:
         raise ConversationExists(conversation)
     if condition.last_number is not None:
-        last = 0 if row is None else _last_number(connection, row.number)
+        last = 0 if row is None else last_number(connection, row.number)
         if last != condition.last_number:
             raise LastNumberDiffers(f"the last message of {conversation} is {last}", last)
 
@@ -246,18 +259,12 @@ def _delete_numbers(connection: Connection, conversation: ConversationName, numb
     keys = [row_key(number, one) for one in set(wanted)]
     count = 0
     for some in bulk.split_ids(keys):
-        connection.execute(delete(message_bodies).where(message_bodies.c.key.in_(some)))
+        hidden.drop_bodies(connection, message_bodies.c.key.in_(some))
         count += connection.execute(delete(messages).where(messages.c.key.in_(some))).rowcount
     _add_count(connection, number, -count)
     if count < len(keys):
         raise NotThere(f"the conversation {conversation} lacks {len(keys) - count} of these messages", conversation)
     return count
-
-
-def _delete_oldest(connection: Connection, number: int, count: int) -> int:
-    within = select(messages.c.key).where(messages.c.key.between(*key_range(number))).order_by(messages.c.key)
-    last = connection.execute(within.limit(1).offset(count - 1)).scalar_one_or_none()
-    return delete_range(connection, number, 0, None if last is None else key_position(last))
 
 
 # ---- reads
@@ -298,7 +305,7 @@ def read_message(connection: Connection, conversation: ConversationName, wanted:
 
 def read_last_message(connection: Connection, conversation: ConversationName) -> Message:
     number = get_row(connection, conversation).number
-    last = _last_number(connection, number)
+    last = last_number(connection, number)
     if not last:
         raise NotThere(f"the conversation {conversation} has no messages", conversation)
     return read_message(connection, conversation, last)
@@ -323,7 +330,7 @@ def _read_record(connection: Connection, conversation: ConversationName, number:
     return codec.decode_message(blob)
 
 
-def _last_number(connection: Connection, number: int) -> int:
+def last_number(connection: Connection, number: int) -> int:
     within = messages.c.key.between(*key_range(number))
     statement = select(messages.c.key).where(within).order_by(messages.c.key.desc()).limit(1)
     last = connection.execute(statement).scalar_one_or_none()
@@ -332,7 +339,7 @@ def _last_number(connection: Connection, number: int) -> int:
 
 def _first_after(connection: Connection, number: int, time_us: int) -> int:
     """The least number whose message, and all above, came later than `time_us`. Times ascend with the numbers."""
-    low, high = 0, _last_number(connection, number) + 1
+    low, high = 0, last_number(connection, number) + 1
     end = row_key(number, high)
     while low < high:
         middle = (low + high) // 2
@@ -357,10 +364,7 @@ def _with_bodies(connection: Connection, number: int, found: Sequence[Message], 
             break
         fitting += 1
     keys = [row_key(number, one.number) for one in found[:fitting] if not one.is_whole]
-    read: dict[int, bytes] = {}
-    for some in bulk.split_ids(keys):
-        statement = select(message_bodies.c.key, message_bodies.c.body).where(message_bodies.c.key.in_(some))
-        read.update((key_position(key), bytes(body)) for key, body in connection.execute(statement))
+    read = {key_position(key): body for key, body in hidden.read_bodies(connection, keys).items()}
     for place, one in enumerate(found):
         if place >= fitting:
             yield replace(one, body=None) if one.body_size_bytes else one

@@ -354,6 +354,7 @@ conversations = Table(  # keys of messages and plans combine the conversation's 
     Column("expire_time_us", BigInteger),
     Column("feed_memory", TEXT, nullable=False, server_default=""),
     Column("fed_number", BigInteger, nullable=False, server_default="0"),  # of the last message it was fed with
+    Column("changes", BigInteger, nullable=False, server_default="0"),  # how often messages were replaced or deleted
     UniqueConstraint("namespace", "name", name="conversations_name"),
     sqlite_autoincrement=True,
 )
@@ -406,7 +407,9 @@ message_bodies = Table(  # large bodies: a list that needs none reads no page of
     metadata,
     Column("key", BIG_KEY, primary_key=True, autoincrement=False),
     Column("body", LargeBinary, nullable=False),
+    Column("parts", BigInteger),  # the hidden conversation whose bodies are the parts of this one (`body` is empty)
 )
+Index("message_bodies_parts", message_bodies.c.parts, sqlite_where=text("parts IS NOT NULL"))
 
 plans = Table(
     "plans",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.bulk import fetch_pages
+from memstream_server.adapters.journal.sql.hidden_conversations import HIDDEN
 from memstream_server.adapters.journal.sql.schema import (
     conversation_labels,
     conversations,
@@ -47,7 +49,7 @@ _MESSAGES = (
     .limit(_limit)
 )
 _BODIES = (
-    select(message_bodies.c.key, func.length(message_bodies.c.body))
+    select(message_bodies.c.key, func.length(message_bodies.c.body), message_bodies.c.parts)
     .where(message_bodies.c.key.between(*_within))
     .order_by(message_bodies.c.key)
     .limit(_limit)
@@ -83,6 +85,9 @@ def check_conversation(opened: OpenedJournal, number: int, report: Report) -> No
             name = _display_name(row)
             report.count_checked("conversations")
             checking = _ConversationCheck(connection, row, report)
+            if row.name.startswith(HIDDEN):
+                _check_hidden(checking)
+                return
             _check_status(checking)
             _check_messages(checking)
             _check_plans(checking)
@@ -93,6 +98,14 @@ def check_conversation(opened: OpenedJournal, number: int, report: Report) -> No
 
 def _display_name(row: Row[Any]) -> str:
     return f"conversation {row.namespace}/{row.name}"
+
+
+def _check_hidden(checking: _ConversationCheck) -> None:
+    """What is never purged is the body of a message."""
+    number = checking.row.number
+    referring = select(message_bodies.c.key).where(message_bodies.c.parts == number).limit(1)
+    if checking.row.expire_time_us is None and checking.connection.execute(referring).first() is None:
+        checking.report.add_violation("messages", f"the body in parts, number {number}, has no message")
 
 
 def _check_status(checking: _ConversationCheck) -> None:
@@ -112,7 +125,7 @@ def _check_messages(checking: _ConversationCheck) -> None:
     """Numbers may have gaps: messages are deleted. Their count is right, and no number is above the last one; an import
     that is staging messages (empty namespace) has not written that yet. Bodies belong to messages, whole."""
     count = 0
-    bodies = dict(fetch_pages(checking.connection, _BODIES, *_key_range(checking)))
+    bodies = dict(_read_sizes(checking))
     for key, sender, receiver, current_goal, conversation, client_id, payload in fetch_pages(
         checking.connection, _MESSAGES, *_key_range(checking)
     ):
@@ -131,12 +144,20 @@ def _check_messages(checking: _ConversationCheck) -> None:
         named = (checking.row.number, message.client_id) if message.client_id else (None, None)
         if said != (number, sender, receiver, current_goal, client_id or "") or named != (conversation, client_id):
             checking.add_violation("messages", f"message {number} has columns that differ from its record")
-        if (body_size_bytes or len(message.body or b"")) != message.body_size_bytes:
+        if (len(message.body or b"") if body_size_bytes is None else body_size_bytes) != message.body_size_bytes:
             checking.add_violation("messages", f"message {number} lacks its body of {message.body_size_bytes} bytes")
     if count != checking.row.message_count:
         checking.add_violation("messages", f"has {count} messages, {checking.row.message_count} are counted")
     for key in bodies:
         checking.add_violation("messages", f"message {key_position(key)} has a body and no record")
+
+
+def _read_sizes(checking: _ConversationCheck) -> Iterator[tuple[int, int]]:
+    """The key of each body, and how many bytes are there."""
+    for key, length, parts in fetch_pages(checking.connection, _BODIES, *_key_range(checking)):
+        within = message_bodies.c.key.between(*key_range(parts or 0))
+        of_parts = select(func.coalesce(func.sum(func.length(message_bodies.c.body)), 0)).where(within)
+        yield key, length if parts is None else int(checking.connection.execute(of_parts).scalar_one())
 
 
 def _check_labels(checking: _ConversationCheck) -> None:
