@@ -40,8 +40,7 @@ from memstream_server.core.ranking import Question, Weights, add_timely, assess_
 from memstream_server.core.rendering import indexed_text, lexical_text
 from memstream_server.core.scores import TIMED_PARTS
 from memstream_server.core.signals import Signals
-from memstream_server.core.time_phrases.asking import asks_only_time
-from memstream_server.core.time_phrases.recognition import find_times
+from memstream_server.core.time_phrases.recognition import asks_only_time, find_times
 from memstream_server.core.values import Fragment
 
 DEPTHS = (4, 10, 20)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memstream_server.adapters.models import languages
+from memstream_server.adapters.models import analyzer
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer, term_hash
 from memstream_server.adapters.models.hashing import MODEL, HashingEmbedder
 from memstream_server.adapters.models.words import words
@@ -42,8 +42,7 @@ from memstream_server.ports.journal.rows import Terms
 REPOSITORY = "https://github.com/google-deepmind/xquad"
 COMMIT = "7d30520c717524000f0d9d2f9c10a069acd9d285"
 STEMMERS = {
-    code: languages.STEMMERS.get(code, "")
-    for code in ["en", "de", "es", "ro", "ru", "tr", "el", "ar", "hi", "vi", "zh"]
+    code: analyzer.STEMMERS.get(code, "") for code in ["en", "de", "es", "ro", "ru", "tr", "el", "ar", "hi", "vi", "zh"]
 }
 """Stemmer by XQuAD's language code; empty: none exists. Thai is left out: it does not mark the end of a sentence."""
 DENSE = (0.0, 0.1, 0.2, 0.3)
@@ -145,7 +144,7 @@ def measure_detection(texts: Texts, stemmer: str) -> str:
     shares = []
     for each in ([fragment.content for fragment in texts.fragments], [asked.text for asked in texts.questions]):
         began = time.perf_counter()
-        right = np.mean([languages.stemmer_of(text) == (stemmer or languages.FALLBACK) for text in each])
+        right = np.mean([analyzer.stemmer_of(text) == (stemmer or analyzer.FALLBACK) for text in each])
         shares.append(f"{right:.1%} ({(time.perf_counter() - began) / len(each) * 1e6:.0f} µs)")
     return ", ".join(shares)
 
@@ -166,7 +165,7 @@ def print_model(directory: Path, codes: Sequence[str], model_dir: Path) -> None:
     for code in codes:
         texts, analyze = (
             read_texts(directory / f"xquad.{code}.json"),
-            make_analyzer(STEMMERS[code] or languages.FALLBACK),
+            make_analyzer(STEMMERS[code] or analyzer.FALLBACK),
         )
         rows = vectors.embed([asked.text for asked in texts.questions])
         embedded = Texts(
@@ -207,7 +206,7 @@ def main() -> None:
     print("|---|" + "---|" * (4 + len(DENSE)))
     for code in arguments.language:
         stemmer = STEMMERS[code]
-        texts, own = read_texts(directory / f"xquad.{code}.json"), stemmer or languages.FALLBACK
+        texts, own = read_texts(directory / f"xquad.{code}.json"), stemmer or analyzer.FALLBACK
         figures = [measure_recall(texts, make_analyzer(each)) for each in ("english", own, AUTO_LANGUAGE)]
         figures += [
             measure_detection(texts, stemmer),

@@ -41,8 +41,7 @@ from memstream_server.core.lexical import Legs, query_terms
 from memstream_server.core.ranking import Question, finish, rank
 from memstream_server.core.rendering import clip_for_index, indexed_text, text_prefix
 from memstream_server.core.speakers import list_named
-from memstream_server.core.time_phrases.asking import asks_only_time
-from memstream_server.core.time_phrases.recognition import find_times
+from memstream_server.core.time_phrases.recognition import asks_only_time, find_times
 from memstream_server.core.values import Fragment
 from memstream_server.core.weights import Weights
 from memstream_server.engine.memory.search_structures import SearchStructures

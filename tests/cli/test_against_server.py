@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 import memstream.sync
-from memstream_server.cli.feeds import producer_of_file
-from memstream_server.cli.sent_lines import load_sent_lines
+from memstream_server.cli.feeds import load_sent_lines, producer_of_file
 from tests.cli.commands import COMMAND, call, environment, run
 from tests.support.journals import DATABASE, only_sqlite
 from tests.support.processes import run_process

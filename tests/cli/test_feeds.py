@@ -13,13 +13,14 @@ from memstream_server.cli.feeds import (
     Feed,
     LinePositions,
     Problem,
+    hash_line,
+    load_sent_lines,
     plan_feeds,
     producer_of_file,
     read_records,
     scan_feed,
 )
 from memstream_server.cli.records import Format
-from memstream_server.cli.sent_lines import hash_line, load_sent_lines
 
 
 def written(directory: Path, name: str, text: str) -> str:

@@ -7,10 +7,10 @@ import pytest
 from memstream_server.core.columns import Columns
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.identity import IdentityIndex
-from memstream_server.core.later_commits import changed_by, erases, replaced_by
 from memstream_server.core.replay_events import list_differences, place_of
 from memstream_server.core.supersession import Links
 from memstream_server.core.values import Fragment, Tier
+from memstream_server.engine.memory.image_changes import changed_by, erases, replaced_by
 
 REPLACING = {EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED, EventType.UPDATED}
 

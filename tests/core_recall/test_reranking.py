@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memstream_server.core.reranking import PART, reranked
 from memstream_server.core.scores import Scored
+from memstream_server.engine.recall.reranking import PART, reranked
 
 
 def scored(slot: int, score: float) -> Scored:

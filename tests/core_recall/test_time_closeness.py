@@ -12,8 +12,7 @@ from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import LexicalIndex, query_terms
 from memstream_server.core.ranking import Question, Ranking, finish, rank
 from memstream_server.core.scores import PARTS, TIMED_PARTS
-from memstream_server.core.time_phrases.calendar import Window
-from memstream_server.core.time_phrases.closeness import is_near, time_closeness
+from memstream_server.core.time_phrases.calendar import Window, is_near, time_closeness
 from memstream_server.core.values import Fragment
 from memstream_server.core.weights import Weights
 from tests.core_recall.test_languages import ANALYZER

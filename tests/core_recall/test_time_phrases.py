@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memstream_server.core.time_phrases.asking import asks_only_time
 from memstream_server.core.time_phrases.patterns import LEXICONS
 from memstream_server.core.time_phrases.recognition import (
     PHRASES_MAX,
     TEXT_CHARACTERS_MAX,
     TimePhrase,
+    asks_only_time,
     find_times,
     has_time_words,
 )

@@ -18,7 +18,7 @@ import pytest
 import structlog
 
 from memstream_server.adapters.images import FolderImages, folder
-from memstream_server.adapters.images.layout import Damaged, decode_image
+from memstream_server.adapters.images.folder import Damaged, decode_image
 from memstream_server.core.arrays import Parts
 from memstream_server.ports.images import Image, ImageKey
 

@@ -10,7 +10,7 @@ import pytest
 from memstream_server.engine.errors import JournalUnavailable
 from memstream_server.engine.operations import runner
 from memstream_server.engine.operations.progress import Progress
-from memstream_server.engine.operations.transfer import import_cleanup
+from memstream_server.engine.operations.transfer import import_memory
 from memstream_server.engine.operations.transfer.import_memory import BATCH, Target
 from memstream_server.engine.operations.transfer.upload import Upload
 from memstream_server.ports.operations import Operation, OperationState
@@ -64,7 +64,7 @@ async def test_import_completes_after_its_caller_leaves(tmp_path: Path) -> None:
 
 async def test_import_keeps_its_file_until_its_end_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the lease were lost together with the database: the operation resumes when both are back."""
-    monkeypatch.setattr(import_cleanup, "TIDY_RETRY_S", 0.05)
+    monkeypatch.setattr(import_memory, "TIDY_RETRY_S", 0.05)
     async with assembled(tmp_path) as parts:
         finished, asked = parts.engine.operations.wait_for_end, asyncio.Event()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.adapters.models import languages
+from memstream_server.adapters.models import analyzer
 from memstream_server.core.policy import AUTO_LANGUAGE, DEFAULT
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.errors import CapabilityMissing
@@ -51,7 +51,7 @@ async def test_recall_finds_inflected_words_in_any_language(tmp_path: Path) -> N
 async def test_auto_language_without_detector_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_engine(tmp_path) as engine:
         await engine.memories.create(NewMemory("test", "joy", MemoryKind.HYBRID, AUTO))
-    languages._loaded.cache_clear()
+    analyzer._loaded.cache_clear()
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
     async with open_engine(tmp_path) as engine:
         with pytest.raises(CapabilityMissing, match=r"language is auto: py3langid is not installed"):

@@ -10,7 +10,7 @@ import pytest
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.errors import JournalUnavailable
-from memstream_server.engine.memory import resume_streams
+from memstream_server.engine.memory import producers
 from memstream_server.engine.memory.producers import ObserveSession
 from memstream_server.engine.requests import AckLevel, Missed, NewMemory, NewObservation, Progress, Refusal
 from memstream_server.ports.operations import UNFINISHED
@@ -110,8 +110,8 @@ async def test_resumption_reports_what_is_no_longer_kept(parts: Assembled) -> No
 
 
 async def test_pages_are_bounded(parts: Assembled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume_streams, "PAGE_ITEMS", 4)
-    monkeypatch.setattr(resume_streams, "PAGE_RECEIPTS", 3)
+    monkeypatch.setattr(producers, "PAGE_ITEMS", 4)
+    monkeypatch.setattr(producers, "PAGE_RECEIPTS", 3)
     session = await opened(parts)
     for number in range(1, 21):
         await sent(session, number, [REFUSED if number % 3 == 0 else LINES[number]])

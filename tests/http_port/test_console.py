@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from memstream_server.rpc.access.caller import Verb
-from memstream_server.rpc.http.console import FOLDER, read_files
+from memstream_server.rpc.http.pages import FOLDER, read_files
 from tests.access.conftest import guarded_files
 from tests.http_port.test_edges import call
 from tests.server.conftest import QUICK, check_log

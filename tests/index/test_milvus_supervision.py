@@ -10,8 +10,7 @@ import pytest
 
 from memstream_server.adapters.milvus import index as module
 from memstream_server.adapters.milvus.collection import Timeouts
-from memstream_server.adapters.milvus.index import MilvusIndex
-from memstream_server.adapters.milvus.session import RunningMilvus
+from memstream_server.adapters.milvus.index import MilvusIndex, RunningMilvus
 from tests.index.conformance import SPACE
 from tests.support.waiting import until
 

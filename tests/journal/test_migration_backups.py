@@ -14,8 +14,8 @@ import pytest
 
 import memstream
 from memstream_server.adapters.journal import open_journal
-from memstream_server.adapters.journal.database import migrate, migration_backups, sqlite
-from memstream_server.adapters.journal.database.migration_backups import BACKUP_FOLDER
+from memstream_server.adapters.journal.database import migrate, sqlite
+from memstream_server.adapters.journal.database.migrate import BACKUP_FOLDER
 from memstream_server.ports.journal.errors import StorageFull
 from tests.journal.samples import Now
 from tests.support.server import ServerProcess
@@ -119,7 +119,7 @@ async def test_nothing_is_migrated_without_room_for_a_copy(data_dir: Path, monke
 
 async def test_erasing_removes_the_copies(data_dir: Path) -> None:
     await open_and_close(data_dir, erased=True)
-    assert migration_backups.list_copies(data_dir) == []
+    assert migrate.list_copies(data_dir) == []
 
 
 async def test_server_serves_what_an_older_one_stored(data_dir: Path) -> None:

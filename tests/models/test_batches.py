@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memstream_server.adapters.models.batches import Batches
-from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding
+from memstream_server.adapters.models.openai_embedder import Batches, OpenAIEmbedder, OpenAIEmbedding
 from memstream_server.adapters.models.openai_errors import RefusedError
 from memstream_server.adapters.models.resilience import Resilience, ResilientCalls
 from memstream_server.ports.models import ModelRefused, ModelUnavailable

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import Stemmer
 
-from memstream_server.adapters.models import languages
+from memstream_server.adapters.models import analyzer as detection
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.core.policy import AUTO_LANGUAGE
 from memstream_server.ports.journal.rows import Terms
@@ -37,7 +37,7 @@ def hashes(terms: Terms) -> set[int]:
 @pytest.mark.parametrize("prefix", ["", "[8 May 2023] Ada: "])
 def test_a_text_is_read_in_its_own_language_and_english(language: str, prefix: str) -> None:
     analyzer, text = SnowballAnalyzer(), prefix + TEXTS[language]
-    assert languages.stemmer_of(text) == language
+    assert detection.stemmer_of(text) == language
     both = hashes(analyzer.terms(text, language)) | hashes(analyzer.terms(text, "english"))
     assert hashes(analyzer.terms(text, AUTO_LANGUAGE)) == both
 
@@ -75,12 +75,12 @@ def test_what_has_no_stemmer_is_read_as_english(text: str) -> None:
 
 
 def test_detected_languages_have_stemmers() -> None:
-    assert set(languages.STEMMERS.values()) <= set(Stemmer.algorithms())
-    assert {*languages.STEMMERS, *languages.OTHERS} == set(languages.identifier().labels)
+    assert set(detection.STEMMERS.values()) <= set(Stemmer.algorithms())
+    assert {*detection.STEMMERS, *detection.OTHERS} == set(detection.identifier().labels)
 
 
 async def test_without_the_extra_it_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    languages._loaded.cache_clear()
+    detection._loaded.cache_clear()
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
     analyzer = SnowballAnalyzer()
     await analyzer.prepare("english")

@@ -11,7 +11,7 @@ import pytest
 
 from memstream_server.adapters.models.onnx_files import OnnxModelError
 from memstream_server.adapters.models.onnx_reranker import BATCH_PAIRS, OnnxReranker
-from memstream_server.diagnosis.outside import check_reranker
+from memstream_server.diagnosis.examine import check_reranker
 from memstream_server.ports.models import ModelUnavailable
 from memstream_server.settings import Settings
 from tests.support.tiny_model import write_cross_encoder, write_model

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memstream_server.adapters.models import reply_parsing
-from memstream_server.adapters.models.insights import ChatInsights
+from memstream_server.adapters.models.llm_questions import ChatInsights
 from memstream_server.adapters.models.openai_chat import ChatModel, OpenAIChat
 from memstream_server.adapters.models.openai_errors import MalformedError
 from memstream_server.adapters.models.prompts import PromptError, load_prompts

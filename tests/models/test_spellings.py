@@ -12,8 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstream_server.adapters.models.analyzer import VERSION, SnowballAnalyzer, term_hash
-from memstream_server.adapters.models.spellings import fold_accents, list_forms, lower_word
-from memstream_server.adapters.models.words import STOP_WORDS, WORD_CHARACTERS_MAX, find_names, tokens, words
+from memstream_server.adapters.models.words import (
+    STOP_WORDS,
+    WORD_CHARACTERS_MAX,
+    find_names,
+    fold_accents,
+    list_forms,
+    lower_word,
+    tokens,
+    words,
+)
 from memstream_server.ports.journal.rows import Terms
 
 ANALYZER = SnowballAnalyzer()

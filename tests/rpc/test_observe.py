@@ -287,7 +287,7 @@ async def test_resumed_stream_is_sent_what_it_missed(wire: Wire, real: Any) -> N
 
 
 async def test_what_is_resumed_comes_in_pages(wire: Wire, real: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memstream_server.engine.memory.resume_streams.PAGE_ITEMS", 4)
+    monkeypatch.setattr("memstream_server.engine.memory.producers.PAGE_ITEMS", 4)
     call = await wire.observe(outcomes=True)
     for first in range(1, 21, 2):
         await call.batch(first, f"a{first}", "" if first % 3 == 0 else f"b{first}")

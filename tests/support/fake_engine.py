@@ -20,7 +20,7 @@ from memstream_server.engine.errors import (
     SequenceConflict,
     SequenceGap,
 )
-from memstream_server.engine.memory.resume_streams import Resumption
+from memstream_server.engine.memory.producers import Resumption
 from memstream_server.engine.requests import (
     AckLevel,
     Missed,

@@ -1,18 +1,24 @@
-"""What a start opens: tracing, and the current embedding space."""
+"""What a start opens: tracing, the images of memories, and the current embedding space."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import platform
+import shutil
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 
+from memstream_server.adapters.images import FolderImages
 from memstream_server.app.embedders import EMBEDDERS, current_embedder
 from memstream_server.app.errors import StartError, StartStopped
 from memstream_server.app.indexes import choose_index
 from memstream_server.app.models import Models
+from memstream_server.observability import Metrics
+from memstream_server.ports.images import IMAGE_FOLDER, NO_IMAGES, Images
 from memstream_server.ports.journal.errors import Conflict
 from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.models import Embedder, EmbeddingModel, ModelUnavailable
@@ -21,6 +27,7 @@ from memstream_server.settings import Settings
 if TYPE_CHECKING:
     from memstream_server.adapters.journal import SqlJournal
     from memstream_server.tracing import OpenTelemetry
+
 
 log = structlog.get_logger(__name__)
 
@@ -94,3 +101,33 @@ async def _wait_for_model(embedder: Embedder, stop: asyncio.Event) -> EmbeddingM
                 await stop.wait()
             raise StartStopped("stopped while the embedding endpoint loaded its model")
         pause_s = min(2 * pause_s, LOADING_PAUSE_MAX_S)
+
+
+@contextlib.asynccontextmanager
+async def open_images(settings: Settings, metrics: Metrics) -> AsyncIterator[Images]:
+    """Those in the data directory; none if the settings allow none or another server has the folder."""
+    from memstream_server.rpc.info import server_version
+
+    folder = settings.data_dir / IMAGE_FOLDER
+    if not settings.images_bytes_max:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        yield NO_IMAGES
+        return
+    images = FolderImages(
+        folder,
+        f"memstream {server_version()} on Python {platform.python_version()}",
+        settings.images_bytes_max,
+        settings.disk_free_min_bytes,
+        lambda outcome: metrics.image_reads.labels(outcome).inc(),
+    )
+    try:
+        try:
+            await images.open()
+        except OSError as error:  # a cache keeps no server from starting
+            log.warning("images_not_usable", folder=folder, error=error)
+            yield NO_IMAGES
+            return
+        metrics.image_bytes.set_function(lambda: images.size_bytes)
+        yield images
+    finally:
+        await images.close()

@@ -9,36 +9,28 @@ output: JSON and tables.
 
 Commands:
 check: checks answers against expectations.
-data: backup and restore.
+data: backup and restore, verify (a journal against its event logs), doctor.
 dev: runs a server with a sample memory.
-doctor: diagnoses a data directory.
 healthcheck: probes a server.
-history: the versions of a fragment.
 keys: manages the file of API keys.
-listed: lists sessions, and open standing queries.
-listing: list.
+listing: list, sessions, queries; receipts of recalls, and replay of one.
 long_work: operations, reindex, purge and erase.
 mcp: serves a memory's tools over MCP.
 observe: sends observations from files.
 models: installs, lists and removes local embedding models.
 context: shows what a model would see before a turn.
 recall: answers a query.
-receipts: lists receipts of recalls, and ranks one again.
 serve: runs a server.
 showing: show, stats and info.
 blocks: lists, shows, writes, edits and deletes blocks
 conversations: lists, shows, searches and deletes conversations
-conflicts: lists statements that may not be true together, and decides one
-supersede: marks fragments as corrected by a newer one, or undoes it.
+corrections: conflicts, supersede, history: what corrects a statement, and what it said before.
 transfer: export.
 importing: import.
-verify: checks a journal.
 
 Helpers of one command:
-check_file: the file of check.
-feeds: the input files of observe and their producers.
+feeds: the input files of observe, their producers, and what was sent of them.
 records: parses a line of observe's input.
-tally: the progress of observe.
 """
 
 from memstream_server.cli.group import main

@@ -1,4 +1,9 @@
-"""`memstream list`: namespaces, a namespace's memories, or a memory's fragments."""
+"""Commands that list: what a server has, and what is known of one memory.
+
+`memstream list`: namespaces, a namespace's memories, or a memory's fragments. `memstream sessions` and `memstream
+queries`: a memory's sessions, and the standing queries that are open on it. `memstream receipts` and `memstream
+replay`: the receipts of a memory's recalls, and a recall ranked again.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,21 @@ from typing import TypeVar
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from memstream.client import Client
+from memstream.listed_values import OpenStandingQuery, SessionSummary
+from memstream.receipt_values import RecallReceipt, Replay, ReplayDifference
 from memstream.resources import MemoryInfo, Namespace
-from memstream.values import Filter, Fragment
-from memstream_server.cli.options import LabelParam, as_of_option, filter_options, json_option, time_zone_option
+from memstream.values import Filter, Fragment, RecallOptions, Structured
+from memstream_server.cli.options import (
+    LabelParam,
+    TimeParam,
+    as_of_option,
+    filter_options,
+    json_option,
+    time_zone_option,
+)
 from memstream_server.cli.output import (
     create_table,
     escape_line,
@@ -23,6 +38,7 @@ from memstream_server.cli.output import (
     print_line,
     print_parts,
 )
+from memstream_server.cli.recall import print_answer
 from memstream_server.cli.server import Server, server_options
 
 T = TypeVar("T")
@@ -31,6 +47,10 @@ ROWS = 50
 """Default --limit of a table; JSON has no limit by default."""
 _WORDS_SHOWN = 200
 _PAGE = 500
+_NAME_SHOWN = 40
+_limit_option = click.option(
+    "--limit", type=click.IntRange(min=0), help=f"Maximum number, 0 for all. Default: {ROWS}; with --json all."
+)
 
 
 @click.command("list", short_help="List namespaces, a namespace's memories, or a memory's fragments.")
@@ -181,3 +201,201 @@ def print_table(grid: Table, more: bool, most: int, as_json: bool, nothing: str)
         print_line(nothing, err=True)
     if more:
         print_line(f"the first {most:,}; there are more: --limit 0 shows all", err=True)
+
+
+@click.command("sessions", short_help="List a memory's sessions.")
+@click.argument("memory")
+@click.option("--prefix", default="", metavar="TEXT", help="Only sessions whose name has this prefix.")
+@click.option(
+    "--since",
+    type=TimeParam(),
+    metavar="TIME",
+    help="Only with observations at or after, e.g. 7d for a week.",
+)
+@click.option(
+    "--until",
+    type=TimeParam(until=True),
+    metavar="TIME",
+    help="Only with observations before; a date includes it.",
+)
+@time_zone_option()
+@_limit_option
+@server_options
+@json_option
+def sessions_command(
+    memory: str,
+    prefix: str,
+    since: datetime | None,
+    until: datetime | None,
+    limit: int | None,
+    server: Server,
+    as_json: bool,
+) -> None:
+    """List the sessions of MEMORY (NAMESPACE/NAME), the one with the latest observation first.
+
+    \b
+      memstream sessions demo/joy --since 7d
+      memstream sessions demo/joy --json | jq -r .session
+    """
+    most = (0 if as_json else ROWS) if limit is None else limit
+    grid = create_table("session", "first", "last", "fragments", "speakers", numbers=["fragments"], wide="speakers")
+
+    def add_row(one: SessionSummary) -> None:
+        more = one.speaker_count - len(one.speakers)
+        speakers = ", ".join(one.speakers) + (f" and {more} more" if more else "")
+        first, last = format_time(one.first_observe_time), format_time(one.last_observe_time)
+        name = escape_line(one.session, _NAME_SHOWN)
+        grid.add_row(name, first, last, f"{one.fragments:,}", escape_line(speakers, _WORDS_SHOWN))
+
+    async def list_rows(client: Client) -> bool:
+        listing = client.memory(memory).list_sessions(
+            prefix, observe_time_min=since, observe_time_max=until, page_size=page_size(most)
+        )
+        return await emit_items(listing, most, as_json, add_row)
+
+    print_table(grid, server.run_with_client(list_rows), most, as_json, "no session")
+
+
+@click.command("queries", short_help="List the standing queries that are open on a memory.")
+@click.argument("memory")
+@_limit_option
+@server_options
+@json_option
+def queries_command(memory: str, limit: int | None, server: Server, as_json: bool) -> None:
+    """List the standing queries that clients have open on MEMORY (NAMESPACE/NAME), the oldest first.
+
+    `memstream recall --follow` opens one. The principal is shown to callers with the right `admin`.
+
+    \b
+      memstream queries demo/joy
+    """
+    most = (0 if as_json else ROWS) if limit is None else limit
+    grid = create_table(
+        "opened", "last change", "messages", "results", "by", "session", "filter", "query",
+        numbers=["messages", "results"], wide="query",
+    )  # fmt: skip
+
+    def add_row(one: OpenStandingQuery) -> None:
+        grid.add_row(
+            format_time(one.open_time),
+            format_time(one.change_time),
+            f"{one.messages_sent:,}",
+            f"{one.recollections:,}",
+            escape_line(one.principal, _NAME_SHOWN),
+            escape_line(one.session, _NAME_SHOWN),
+            escape_line(describe_filter(one.options), _NAME_SHOWN),
+            escape_line(_query_text(one.what), _WORDS_SHOWN),
+        )
+
+    async def list_rows(client: Client) -> bool:
+        listing = client.memory(memory).list_standing_queries(page_size=page_size(most))
+        return await emit_items(listing, most, as_json, add_row)
+
+    print_table(grid, server.run_with_client(list_rows), most, as_json, "no standing query is open")
+
+
+def _query_text(what: str | Structured) -> str:
+    if isinstance(what, Structured):
+        return " ".join(filter(None, (what.question, what.thought, what.action, what.observation)))
+    return what
+
+
+def describe_filter(options: RecallOptions) -> str:
+    """The conditions of a query's filter that are set, for instance "speakers=Joy"."""
+    chosen = options.get("filter")
+    if chosen is None:
+        return ""
+    nothing = Filter()
+    given = {name: getattr(chosen, name) for name in Filter.__dataclass_fields__}
+    return " ".join(
+        f"{name}={_condition_text(value)}" for name, value in given.items() if value != getattr(nothing, name)
+    )
+
+
+def _condition_text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+@click.command("receipts", short_help="List the receipts of a memory's recalls.")
+@click.argument("memory")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help=f"Maximum number, 0 for all. Default: {ROWS}; with --json all."
+)
+@server_options
+@json_option
+def receipts_command(memory: str, limit: int | None, server: Server, as_json: bool) -> None:
+    """List the receipts of MEMORY (NAMESPACE/NAME), the latest first. `memstream recall --receipt` makes one.
+
+    \b
+      memstream receipts demo/joy
+      memstream receipts demo/joy --json | jq -r .id
+    """
+    most = (0 if as_json else ROWS) if limit is None else limit
+    grid = create_table("receipt", "recalled", "by", "revision", "results", "query", wide="query")
+
+    async def list_rows(client: Client) -> bool:
+        listing = client.memory(memory).list_receipts(page_size=page_size(most))
+        return await emit_items(listing, most, as_json, lambda receipt: grid.add_row(*_format_receipt(receipt)))
+
+    print_table(grid, server.run_with_client(list_rows), most, as_json, "no receipt")
+
+
+def _format_receipt(receipt: RecallReceipt) -> tuple[str | Text, ...]:
+    query = escape_line(_receipt_text(receipt), _WORDS_SHOWN)
+    who = escape_line(receipt.principal, 40)
+    results = str(len(receipt.ranking))
+    return receipt.id, format_time(receipt.create_time), who, f"{receipt.revision:,}", results, query
+
+
+def _receipt_text(receipt: RecallReceipt) -> str:
+    what = receipt.what
+    if receipt.query_erased:
+        return "(erased)"
+    if isinstance(what, Structured):
+        return " ".join(filter(None, (what.question, what.thought, what.action, what.observation)))
+    return what or ""
+
+
+@click.command("replay", short_help="Rank a recall again, as of its receipt.")
+@click.argument("memory")
+@click.argument("receipt")
+@server_options
+@json_option
+def replay_command(memory: str, receipt: str, server: Server, as_json: bool) -> None:
+    """Rank MEMORY (NAMESPACE/NAME) as of the revision of RECEIPT, by its query and policy, and compare.
+
+    Exits with 1 if the ranking is not the same.
+
+    \b
+      memstream replay demo/joy 01K9ZQ4J3V6Y8M2N5P7R0S1T2W
+    """
+
+    async def replay(client: Client) -> Replay:
+        return await client.memory(memory).replay(receipt)
+
+    found = server.run_with_client(replay)
+    if as_json:
+        print_json(found)
+    else:
+        _print_replay(found)
+    if not found.same:
+        raise SystemExit(1)
+
+
+def _print_replay(replay: Replay) -> None:
+    out = open_console()
+    print_parts(out, Text("query: ", style="dim") + escape_line(_receipt_text(replay.receipt), _WORDS_SHOWN))
+    if replay.answer is not None:
+        print_answer(replay.answer, explain=False, working=False)
+    for one in replay.differences:
+        print_parts(out, Text(_format_difference(one), style="yellow"))
+    print_parts(out, "the same ranking, to the last bit" if replay.same else "not the same ranking")
+
+
+def _format_difference(one: ReplayDifference) -> str:
+    name = one.type.value.replace("_", " ")
+    if one.fragment_id:
+        return f"{name}: {one.fragment_id}"
+    if one.recorded or one.present:
+        return f"{name}: {one.recorded or 'nothing'}, now {one.present or 'nothing'}"
+    return name

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import click
@@ -18,17 +18,28 @@ from memstream.observe import ObserveStream
 from memstream.policy import Profile
 from memstream.values import MemoryKind
 from memstream_server.cli.failures import Exit, Failure, Missing, Misuse, describe_os_error
-from memstream_server.cli.feeds import STDIN, Feed, FeedContents, Problem, plan_feeds, read_records, scan_feed
+from memstream_server.cli.feeds import (
+    STDIN,
+    Feed,
+    FeedContents,
+    LinePositions,
+    Problem,
+    SentLines,
+    load_sent_lines,
+    plan_feeds,
+    read_records,
+    scan_feed,
+)
 from memstream_server.cli.options import json_option, time_zone_option
 from memstream_server.cli.output import open_console, print_json, print_line
 from memstream_server.cli.records import Format, Malformed
-from memstream_server.cli.sent_lines import SentLines, load_sent_lines
 from memstream_server.cli.server import Server, server_options
-from memstream_server.cli.tally import Tally
 
 PROBLEMS_SHOWN = 20
 """Rejected lines that are listed."""
 _REFRESH_S = 0.1
+PROBLEMS_KEPT = 1_000
+"""Malformed lines of a pipe that are kept with their reason; the rest are only counted."""
 
 
 class Changed(StrEnum):
@@ -370,3 +381,49 @@ def _tally_figures(tally: Tally) -> dict[str, object]:
         "revision": 0 if stream is None else stream.revision,
         "problems": tally.problems(),
     }
+
+
+@dataclass(slots=True)
+class Tally:
+    """The progress of one feed."""
+
+    feed: Feed
+    contents: FeedContents | None
+    """None for a pipe, which cannot be read in advance."""
+    remaining: int | None = None
+    """Observations that this run sends, if they can be counted."""
+    base: int = 0
+    """The producer's last number before this run."""
+    skipped: int = 0
+    stream: ObserveStream | None = None
+    places: LinePositions = field(default_factory=LinePositions)
+    malformed: list[Problem] = field(default_factory=list)
+    malformed_count: int = 0
+
+    @property
+    def received(self) -> int:
+        """Observations of this run that are durable, or rejected."""
+        return 0 if self.stream is None else max(0, self.stream.received - self.base)
+
+    @property
+    def stored(self) -> int:
+        """Observations of this run that are visible to every recall, or rejected."""
+        return 0 if self.stream is None else max(0, self.stream.stored - self.base)
+
+    @property
+    def rejected_count(self) -> int:
+        """Malformed and rejected lines."""
+        return self.malformed_count + (0 if self.stream is None else self.stream.rejected_count)
+
+    def note_malformed(self, problem: Problem) -> None:
+        """Records a malformed line of a pipe, which is skipped."""
+        self.malformed_count += 1
+        if len(self.malformed) < PROBLEMS_KEPT:
+            self.malformed.append(problem)
+
+    def problems(self) -> list[Problem]:
+        """Malformed and rejected lines in order: the first 1,000 malformed, the last 1,000 rejected."""
+        refused = () if self.stream is None else self.stream.rejected
+        located = [(self.places.find(each.sequence - self.base - 1), each.error) for each in refused]
+        problems = [Problem(file, line, " ".join(str(error).split())) for (file, line), error in located]
+        return sorted([*self.malformed, *problems], key=lambda problem: problem.line)

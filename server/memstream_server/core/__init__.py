@@ -22,9 +22,7 @@ Values and decisions:
     lineage: which fragments an erasure reaches through sources and merged contents
     retention: which fragments are due to be forgotten
     replay_events: the places of all fragments, from events alone
-    later_commits: what the log says about the commits after an image
     timeline: a memory as of an earlier revision, from its log and the versions that were kept
-    keyed_random: reproducible draws from a keyed hash
 
 Recall:
     arrays: growable numpy arrays
@@ -32,20 +30,17 @@ Recall:
     metadata: conditions on metadata, and an index of its values
     filters: which fragments a recall may return, and a list has, in which order
     session_summaries: the sessions of a memory, from the columns
-    dense: cosines over the vectors of a memory
-    quantized: int8 copies of vectors, and bounds on the errors of their products
-    unread: the vectors that a ranking by int8 copies must read
+    dense: cosines over the vectors of a memory; int8 copies with bounds on the errors
     postings: the inverted index as flat arrays
     neighbours: context windows of fragments within a session
     lexical: BM25 of a fragment, and of a fragment with its context window
-    candidates: the best fragments of each leg
+    candidates: the best fragments of each leg, and the vectors that a ranking by int8 copies must read
     signals: the values of some fragments on each leg
     scores: scores as sums of parts
     ranking: scores from dense, lexical, recency and importance parts
     weights: the weights of a score, and the values of the dense leg that they need
     fitted_weights: weights of the parts of relevance, by kind of embedding
     ranking_dbgpt: DB-GPT's ranking, for the `dbgpt` profile
-    reranking: the reranker's part in a score
     lending: superseded fragments lend their match to the current end of their chain
     folding: fragments with the same words become one recollection
     speakers: the speaker that a query names, and names that say a role
@@ -56,7 +51,7 @@ Recall:
     context: what an agent sends to its model before a turn, within a budget
     marks: the marks around text that a context injects, and what removes it from an observation
     rendering: the indexed text of a fragment
-    stable_hash: a hash that is the same in every process
+    hashes: hashes that are the same in every process, and reproducible draws
     json_text: whether a text is JSON
     printable: escapes text for logs, errors and terminals; the characters of a content that nobody sees
 """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memstream_server.core.events import EventType
-from memstream_server.core.keyed_random import draw_number
+from memstream_server.core.hashes import draw_number
 from memstream_server.core.policy import ShortTermPolicy, SimilarityRule
 from memstream_server.core.transition import Draft
 from memstream_server.core.values import Enhancement, Fragment, Held, Vector

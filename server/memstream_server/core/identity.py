@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.arrays import Growing, Parts
-from memstream_server.core.stable_hash import stable_hash
+from memstream_server.core.hashes import stable_hash
 from memstream_server.core.values import Fragment, FragmentKind, Metadata, MetadataValue, TruthStatus
 
 Hashes = npt.NDArray[np.int64]

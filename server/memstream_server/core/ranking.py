@@ -43,7 +43,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from memstream_server.core.candidates import FindBest, best, best_of, candidates, widen_candidates
+from memstream_server.core.candidates import FindBest, Unread, best, best_of, candidates, widen_candidates
 from memstream_server.core.columns import Columns, Mask, Slots
 from memstream_server.core.folding import fold_places
 from memstream_server.core.lending import Superseded, find_borrowers, lend_matches
@@ -52,9 +52,7 @@ from memstream_server.core.postings import Hashes
 from memstream_server.core.scores import ANSWER_WEIGHT, CHAIN_PART, PARTS, Assessed, Scored, recency
 from memstream_server.core.signals import Lent, Signals
 from memstream_server.core.speakers import named_speaker
-from memstream_server.core.time_phrases.calendar import Window
-from memstream_server.core.time_phrases.closeness import is_near, time_closeness
-from memstream_server.core.unread import Unread
+from memstream_server.core.time_phrases.calendar import Window, is_near, time_closeness
 from memstream_server.core.values import Vector
 from memstream_server.core.weights import (
     Weights,

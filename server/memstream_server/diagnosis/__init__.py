@@ -3,6 +3,5 @@
 findings: the value `Finding` and its levels
 directory: files, lock, format, write-ahead log and disk of a data directory
 journal: pages, version, embedding space and waiting work of a journal
-outside: packages, models and endpoints
-examine: runs all checks in order; those of the files of Milvus Lite
+examine: runs all checks in order; those of packages, models and endpoints, and of the files of Milvus Lite
 """

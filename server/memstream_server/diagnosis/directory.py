@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from memstream_server.adapters.journal.database import directory, sqlite
-from memstream_server.adapters.journal.database.migration_backups import list_copies
+from memstream_server.adapters.journal.database.migrate import list_copies
 from memstream_server.adapters.journal.verify import sqlite_wal
 from memstream_server.diagnosis.findings import Finding, fine, note, problem
 from memstream_server.ports.journal.errors import Unreadable

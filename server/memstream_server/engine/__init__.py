@@ -4,14 +4,11 @@ engine: the front that the rpcs call; starts and stops the background tasks
 memories: memories as resources: create, clone, read, change, delete
 fragments: fragments as resources: read, summarized by session, put, change, forget, restore, clear
 conflicts: suspicions for the rpcs: listed, decided
-putting: PutFragment as one decision
-lifecycle: update, forget, restore and clear, each one decision in the memory's order
-supersession: SupersedeFragments as one decision
-versions: the history of a fragment, and the restoring of a version
+lifecycle: update, forget, restore, supersede and clear, each one decision in the memory's order
 conversations: conversations for the rpcs: store errors as engine errors, times, watches
 blocks: blocks of memories for the rpcs and for contexts: reads, writes, edits, watches
 context: what an agent sends to its model before a turn: reads its parts at once
-byte_quota: the quotas of stored bytes of a namespace
+quotas: the quotas of a namespace's bytes and of a memory's fragments
 requests: requests and answers as domain values (microseconds, arrays, tuples)
 errors: the errors that a client sees
 status: models, stores, use of RAM, and what works now

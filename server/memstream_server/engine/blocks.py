@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from memstream_server.core.blocks import Edit, EditRefused, apply_edit, check_size
 from memstream_server.core.values import Metadata
 from memstream_server.engine.background.task import wait_for_news
-from memstream_server.engine.byte_quota import check_bytes
 from memstream_server.engine.errors import (
     QUOTA_RETRY_S,
     BlockNotFound,
@@ -25,6 +24,7 @@ from memstream_server.engine.errors import (
     QuotaExceeded,
     write_error,
 )
+from memstream_server.engine.quotas import check_bytes
 from memstream_server.engine.runtime.call_context import PRINCIPAL
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.engine.settings import Limits

@@ -13,7 +13,6 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memstream_server.engine.background.task import wait_for_news
-from memstream_server.engine.byte_quota import check_bytes
 from memstream_server.engine.errors import (
     ConversationNotFound,
     EtagMismatch,
@@ -21,6 +20,7 @@ from memstream_server.engine.errors import (
     RequestIdConflict,
     write_error,
 )
+from memstream_server.engine.quotas import check_bytes
 from memstream_server.engine.runtime.call_context import complete
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.engine.settings import Limits

@@ -1,7 +1,7 @@
-"""Changes of fragments by request: update, forget, restore, clear. Each is one decision in the memory's order.
+"""Changes of fragments by request: update, restore a version, forget, restore, supersede, clear.
 
-Rule 1. A decision reads the journal within that order, so nothing changes between its read and its write. Models are
-called before it.
+Rule 1. Each is one decision in the memory's order. A decision reads the journal within that order, so nothing changes
+between its read and its write. Models are called before it.
 Rule 2. The answer to a request_id is committed with the change that it describes. A request for more than BATCH
 fragments is split into several decisions, so that streams continue between them. Its answer is part of the last one,
 and a repeat after a crash does the rest.
@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from memstream_server.core import lifecycle
+from memstream_server.core import lifecycle as core
 from memstream_server.core.columns import GONE
 from memstream_server.core.departures import restore_as_current
 from memstream_server.core.events import EventType, Reason
 from memstream_server.core.filters import Filter, passes
 from memstream_server.core.retention import is_expired
+from memstream_server.core.supersession import SupersessionCycle, find_ends, supersede_fragments
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, Held, Metadata, Role, Structured, Tier, Vector
 from memstream_server.engine.errors import (
@@ -32,15 +34,17 @@ from memstream_server.engine.errors import (
 from memstream_server.engine.memory.decide import jobs_of
 from memstream_server.engine.memory.decision import Decision, account_of
 from memstream_server.engine.memory.enrich import EnrichedFragment, compares_content, enhances_short_term
+from memstream_server.engine.memory.superseding import cycle_error, unknown_error
 from memstream_server.engine.recall.reinforcement import unpack_vector
 from memstream_server.engine.requests import Changed, Once, fragment_etag
 from memstream_server.ports.journal.reading import FragmentQuery
-from memstream_server.ports.journal.records import MemoryRecord
+from memstream_server.ports.journal.records import MemoryRecord, Version
 from memstream_server.ports.models import ModelRefused, ModelUnavailable
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.actor import Actor
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
+
 
 T = TypeVar("T")
 Deciding = Callable[["Actor"], Awaitable[tuple[Decision | None, Callable[[int], T]]]]
@@ -363,3 +367,114 @@ async def read_fragment(actor: Actor, fragment_id: str, storage: Storage, runtim
     if not found:
         raise FragmentNotFound(f"there is no fragment {fragment_id!r} in this memory", id=fragment_id)
     return found[0]
+
+
+async def supersede(
+    actor: Actor,
+    olds: Sequence[str],
+    new: str,
+    storage: Storage,
+    runtime: Runtime,
+    once: Once[Changed] | None = None,
+) -> Changed:
+    """Mark the fragments `olds` as superseded by `new`; all are ids or external ids.
+
+    Raises FragmentNotFound for one that is not in the memory, InvalidField for one that `new` is an older state of.
+    Then nothing has changed.
+    """
+
+    async def decide(now: Actor) -> tuple[Decision | None, Callable[[int], Changed]]:
+        working, now_us = now.working, runtime.clock.now_us()
+        ids = {key: working.find_id(key) for key in (*olds, new)}
+        there = await _read_unexpired(now, list(ids.values()), storage, now_us)
+        for key, id_ in ids.items():
+            if id_ not in there:
+                raise unknown_error(key)
+        newer = there[ids[new]]
+        if newer.forget_time_us is not None:
+            raise FragmentNotFound(f"fragment {new!r} is forgotten: restore it first", id=new)
+        try:
+            ends = find_ends([ids[key] for key in olds], newer.id, working.links.newer)
+        except SupersessionCycle as error:
+            key = next(key for key in olds if ids[key] == error.older)
+            raise cycle_error(key, "newer_id") from error
+        if not ends:
+            return None, lambda revision: Changed(0, revision)
+        last = {one.id: one for one in await read_fragments(now, ends, storage)}
+        step = supersede_fragments(working.state, [last[id_] for id_ in ends], newer, now_us)
+        return Decision(transition=step), lambda revision: Changed(len(ends), revision)
+
+    return await run_decision(actor, once, storage, decide)
+
+
+async def _read_unexpired(actor: Actor, ids: Sequence[str], storage: Storage, now_us: int) -> dict[str, Fragment]:
+    found = await read_fragments(actor, [id_ for id_ in ids if id_], storage)
+    return {one.id: one for one in drop_expired(found, actor.working.record, now_us)}
+
+
+async def restore_version(
+    actor: Actor,
+    fragment_id: str,
+    replaced: int,
+    etag: str,
+    storage: Storage,
+    models: EngineModels,
+    runtime: Runtime,
+    once: Once[tuple[Fragment, int]] | None = None,
+) -> tuple[Fragment, int]:
+    """(the fragment with the content of the version that `replaced` names, revision). Raises FragmentNotFound,
+    EtagMismatch."""
+    seen = await read_fragment(actor, fragment_id, storage, runtime)
+    version = await _read_version(actor, fragment_id, replaced, storage)
+    made = await _enrich_version(actor, seen, version, models)
+
+    async def decide(now: Actor) -> tuple[Decision, Callable[[int], tuple[Fragment, int]]]:
+        current = await read_fragment(now, fragment_id, storage, runtime)
+        if etag and etag != fragment_etag(current):
+            raise EtagMismatch(f"fragment {fragment_id} has changed since; read it again", etag=fragment_etag(current))
+        await _read_version(now, fragment_id, replaced, storage)  # an erasure may have removed it during the call
+        part = made.in_space(now.working.embedding.name)
+        changed = _with_version(current, version.fragment).but(
+            model=part.fragment.model, own_vector=part.fragment.own_vector
+        )
+        transition = core.update_fragment(now.working.state, changed, part.content_vector, restores=replaced)
+        jobs = jobs_of(now.working, transition, [part], runtime)
+        decision = Decision(transition=transition, gathered={fragment_id: part}, jobs=jobs)
+        return decision, lambda revision: (changed.but(version=revision), revision)
+
+    return await run_decision(actor, once, storage, decide)
+
+
+async def _read_version(actor: Actor, fragment_id: str, replaced: int, storage: Storage) -> Version:
+    found = await storage.journal.get_versions(actor.uid, {fragment_id: replaced})
+    if fragment_id not in found:
+        raise FragmentNotFound(f"fragment {fragment_id!r} has no version {replaced}", id=fragment_id)
+    return found[fragment_id]
+
+
+async def _enrich_version(actor: Actor, seen: Fragment, version: Version, models: EngineModels) -> EnrichedFragment:
+    """Terms and vectors of the version's content; a vector that the client gave is taken from the version."""
+    record, space = actor.working.record, actor.working.embedding
+    given = unpack_vector(version.vector) if version.fragment.own_vector and version.model == space.name else None
+    wanted = _with_version(seen, version.fragment).but(own_vector=given is not None)
+    own = {} if given is None else {wanted.id: given}
+    parts = await models.enricher.enrich_fragments(
+        [wanted], own, [wanted.importance], record, account_of(record), space
+    )
+    return parts[0]
+
+
+def _with_version(fragment: Fragment, version: Fragment) -> Fragment:
+    """The fragment with what the version says; where it is, how long it stays and what it derives from are kept."""
+    return fragment.but(
+        content=version.content,
+        structured=version.structured,
+        speaker=version.speaker,
+        role=version.role,
+        session=version.session,
+        importance=version.importance,
+        observe_time_us=version.observe_time_us,
+        metadata=version.metadata,
+        token_count=version.token_count,
+        own_importance=version.own_importance,
+    )

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.retention import is_expired
 from memstream_server.core.values import FragmentKind, Tier
-from memstream_server.engine.byte_quota import check_bytes
 from memstream_server.engine.errors import EtagMismatch, JournalUnavailable, MemoryExists, map_write_errors
 from memstream_server.engine.memory.decision import Decision
+from memstream_server.engine.quotas import check_bytes
 from memstream_server.engine.requests import AnswerOf, MemoryChange, NewMemory, Statistics, memory_etag
 from memstream_server.engine.runtime.call_context import complete
 from memstream_server.ports.journal.errors import AlreadyExists

@@ -8,7 +8,6 @@ Rule 4. Stream handlers are async generators; they cancel and await the tasks th
 access: authentication, authorization and limits of each caller
 blocks: BlockService, with the watch
 calls: the outermost interceptor: request ids, metrics and spans; deadlines of calls
-conflicts: conflict rpcs of MemoryService
 connections: bounds of connections by port and address, and of open files
 context: ContextService: what an agent sends to its model before a turn
 conversations: ConversationService, with plans and the watch
@@ -23,23 +22,20 @@ idempotency: returns the first response to a repeated request_id
 info: ServerService: the server and its status
 limits: bounds of requests, streams and calls
 memories: memory rpcs of MemoryService
+memory_records: its rpcs for suspicions, receipts of recalls, sessions and standing queries
 messages: message rpcs of ConversationService
 conversation_records: conversations as wholes, and state documents
 observe: the Observe stream
 operations: OperationService
 page_tokens: page tokens of list rpcs
 recall: the Recall stream and a single query
-recall_receipts: rpcs of receipts of recalls
 registration: registers handlers from the contract's descriptors
 request_reader: reads, bounds, decompresses and parses request messages
 rpc_table: rights, locality, capability and message size of every rpc
 scopes: queries over several memories: rights, and owners in other processes
 server: builds, starts and stops the gRPC server
-sessions: the list of a memory's sessions
 slow_consumer: streams of changes: progress marks, and the end of one whose client does not read
-standing_queries: the list of a memory's open standing queries
 streams: StreamService
-transfer: ExportMemories and ImportMemories
 transport: TLS credentials
 validation: checks of request fields
 watch: the Watch stream

@@ -43,7 +43,7 @@ from memstream_server.rpc.validation import (
     not_negative,
 )
 from memstream_server.rpc.wire import observations
-from memstream_server.rpc.wire.progress import ACK_LEVELS, outcome_messages, rejected_messages
+from memstream_server.rpc.wire.observations import ACK_LEVELS, outcome_messages, rejected_messages
 from memstream_server.rpc.wire.scalars import duration_message
 
 if TYPE_CHECKING:

@@ -44,8 +44,8 @@ from memstream_server.rpc.calls import AFTER_CLOSE_S, is_task_cancelled, wait_li
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import PermissionDenied, Unauthenticated, status_of_any
 from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.memory_records import listed_query
 from memstream_server.rpc.scopes import ScopeDenied, ScopedQuery
-from memstream_server.rpc.standing_queries import listed_query
 from memstream_server.rpc.validation import Violations, check_identifier, invalid_field, memory_name
 from memstream_server.rpc.wire import queries
 

@@ -40,11 +40,11 @@ from memstream_server.rpc.health import SERVICE, Health
 from memstream_server.rpc.http.port import HttpPort
 from memstream_server.rpc.info import ServerService
 from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.memories import MemoryService
 from memstream_server.rpc.operations import OperationService
 from memstream_server.rpc.registration import Registered, list_capabilities, make_handlers
 from memstream_server.rpc.request_reader import COMPRESSION_ALGORITHMS
 from memstream_server.rpc.streams import StreamService
-from memstream_server.rpc.transfer import TransferringMemoryService
 from memstream_server.settings import parse_listen
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def build_server(
     operations = OperationService(engine, limits)
     contexts = ContextService(engine, Contexts(engine, engine.clock, conversations), limits, forwarding)
     services = [
-        (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], TransferringMemoryService(engine, limits)),
+        (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], MemoryService(engine, limits)),
         (
             stream_service_pb2.DESCRIPTOR.services_by_name["StreamService"],
             StreamService(engine, limits, drain, forwarding, contexts.context),

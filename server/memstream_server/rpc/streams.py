@@ -19,7 +19,7 @@ from memstream_server.rpc.scopes import ScopedQuery
 from memstream_server.rpc.slow_consumer import end_if_stalled
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name
 from memstream_server.rpc.wire import observations, queries
-from memstream_server.rpc.wire.progress import ACK_LEVELS, outcome_messages, rejected_messages
+from memstream_server.rpc.wire.observations import ACK_LEVELS, outcome_messages, rejected_messages
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine

@@ -1,7 +1,6 @@
 """Images in a folder of the data directory.
 
-layout: the bytes of an image
-folder: the files: written and removed by one thread, bounded in bytes
+folder: the files and their bytes: written and removed by one thread, bounded in size
 """
 
 from memstream_server.adapters.images.folder import FolderImages

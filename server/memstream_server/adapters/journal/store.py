@@ -16,7 +16,7 @@ from memstream_server.adapters.journal.blocks import SqlBlocks
 from memstream_server.adapters.journal.conversations import SqlConversations
 from memstream_server.adapters.journal.database import directory, postgres
 from memstream_server.adapters.journal.database.database import Database, read_snapshot
-from memstream_server.adapters.journal.database.migration_backups import BACKUPS_KEPT
+from memstream_server.adapters.journal.database.migrate import BACKUPS_KEPT
 from memstream_server.adapters.journal.database.postgres import PostgresDatabase
 from memstream_server.adapters.journal.operations import SqlOperations
 from memstream_server.adapters.journal.processes import SqlProcesses

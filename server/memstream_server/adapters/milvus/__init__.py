@@ -4,7 +4,6 @@ Invariant: nothing is in the index only. Whatever is lost or damaged is filled a
 
 index: `MilvusIndex`: sessions, restarts and generations; `open_lite` and `connect_milvus`
 on_demand: starts an embedded index when a memory needs it
-session: a connection to one start of Milvus, with its collections
 collection: one collection: pymilvus' blocking calls
 columns: bulk inserts into Milvus Lite as columns
 naming: names of collections and partitions; encoded ids

@@ -3,10 +3,8 @@
 Invariant: no text of one namespace appears in a prompt, an error or a cache entry of another.
 
 Text analysis:
-    words: words, characters and stems of a text
-    spellings: forms of a word that meet: case, accents, parts, hyphens
-    languages: language detection, for the stemmer
-    analyzer: lexical terms: hashed stems with counts
+    words: words, characters, spellings and stems of a text
+    analyzer: lexical terms: hashed stems with counts; detects the language of a text
     per_namespace: bounded caches, one per namespace
 
 Local models:
@@ -22,15 +20,12 @@ Endpoints (OpenAI-compatible HTTP APIs):
     resilience: retries, backoff, deadline and circuit breaker
     negotiation: finds which optional request parts an endpoint accepts
     single_flight: shares one run of a task among concurrent callers
-    openai_embedder: the `openai` embedder
-    batches: combines the texts of concurrent callers into requests
+    openai_embedder: the `openai` embedder; combines the texts of concurrent callers into requests
     openai_chat: the LLM client: questions with JSON answers
     budget: rate limits by requests and tokens
     replies: extracts the JSON answer from a chat completion
     reply_parsing: the schemas of answers, and their readers
-    refusals: finds out whether an endpoint refuses some texts or everything
     scoring: importance scores by an LLM
-    insights: insights and reflection by an LLM
-    conflict_judge: decisions about suspicions by an LLM
+    llm_questions: what an LLM is asked about a memory: insights, reflections, decisions about suspicions
     prompts: prompt templates
 """

@@ -1,31 +1,39 @@
 """The lexical analyzer: text to hashed Snowball stems with counts, in microseconds.
 
-Rule 1. A token counts under each of its spellings (spellings.py). They are computed once per token and cached.
+Rule 1. A token counts under each of its spellings (words.list_forms). They are computed once per token and cached.
 Rule 2. A stop word counts where it is a name (words.find_names), in the prefix of a fragment, and in a text that has
 no other words.
+Rule 3. If the policy's language is `auto`, the detected language of a text selects its stemmer. py3langid
+(BSD-3-Clause; depends on numpy only; its model is arrays, no pickle) over lingua: equally accurate, 75 MB and one
+second to load against 650 MB and six, 70 microseconds a sentence against 600 (benchmarks/languages.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import struct
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 from itertools import chain
+from typing import Any
 
-from memstream_server.adapters.models import languages
 from memstream_server.adapters.models.per_namespace import PerNamespace
-from memstream_server.adapters.models.spellings import fold_accents, list_forms, lower_word, unify_letters
 from memstream_server.adapters.models.words import (
     NAMES,
     WORD_CHARACTERS_MAX,
     Stems,
     find_capitals,
     find_names,
+    fold_accents,
+    list_forms,
+    lower_word,
     may_name,
     tokens,
+    unify_letters,
 )
 from memstream_server.core.policy import AUTO_LANGUAGE
 from memstream_server.ports.journal.rows import Terms
@@ -126,10 +134,10 @@ class SnowballAnalyzer:
         """
         if language != AUTO_LANGUAGE:
             return _pack_terms(self._count_terms(text, language, namespace, prefix))
-        language = languages.stemmer_of(prefix + text)
+        language = stemmer_of(prefix + text)
         counts = self._count_terms(text, language, namespace, prefix)
-        if language != languages.FALLBACK:
-            for term, count in self._count_terms(text, languages.FALLBACK, namespace, prefix).items():
+        if language != FALLBACK:
+            for term, count in self._count_terms(text, FALLBACK, namespace, prefix).items():
                 counts[term] = max(count, counts.get(term, 0))
         return _pack_terms(counts)
 
@@ -143,25 +151,25 @@ class SnowballAnalyzer:
     def question_terms(self, text: str, language: str = "english", namespace: str = "") -> Terms:
         """The packed terms of a question, with accents as it writes them."""
         if language == AUTO_LANGUAGE:
-            language = languages.certain_stemmer_of(text)
+            language = certain_stemmer_of(text)
         return _pack_terms(Counter(_list_terms(text, self._words.of(namespace, language + _QUESTION))))
 
     def name_terms(self, text: str, names: Sequence[str], language: str = "english", namespace: str = "") -> Terms:
         """The terms of these names, and of the words of a question that its case shows to be names."""
         if language == AUTO_LANGUAGE:
-            language = languages.certain_stemmer_of(text)
+            language = certain_stemmer_of(text)
         known = self._words.of(namespace, language + _QUESTION)
         found = [*names, *find_capitals(text, language)]
         return _pack_terms(Counter(term for name in found for token in tokens(name) for term in known.hash_all(token)))
 
     def language_of(self, text: str) -> str:
         """The name of the Snowball algorithm for a text's own language. Raises ValueError as `prepare` does."""
-        return languages.stemmer_of(text)
+        return stemmer_of(text)
 
     async def prepare(self, language: str) -> None:
         """Load the language detector in a thread if `language` is AUTO_LANGUAGE. Raises ValueError."""
         if language == AUTO_LANGUAGE:
-            await asyncio.to_thread(languages.identifier)
+            await asyncio.to_thread(identifier)
 
     def _words_of(self, kind: str) -> _Words:
         language = kind.removesuffix(_QUESTION)
@@ -201,3 +209,52 @@ def _list_terms(text: str, known: _Words) -> list[int]:
         return terms
     verbatim = {token: known.hash_all(token) for token in set(found)}
     return [term for token in found for term in verbatim[token]]
+
+
+FALLBACK = "english"
+"""For languages without a stemmer: Latin words in them are mostly English."""
+STEMMERS = {
+    "ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek", "en": "english",
+    "eo": "esperanto", "es": "spanish", "et": "estonian", "eu": "basque", "fa": "persian", "fi": "finnish",
+    "fr": "french", "ga": "irish", "hi": "hindi", "hu": "hungarian", "hy": "armenian", "id": "indonesian",
+    "it": "italian", "lt": "lithuanian", "ne": "nepali", "nl": "dutch", "no": "norwegian", "pl": "polish",
+    "pt": "portuguese", "ro": "romanian", "ru": "russian", "sr": "serbian", "sv": "swedish", "ta": "tamil",
+    "tr": "turkish",
+}  # fmt: skip
+"""Snowball algorithm by ISO 639-1 code."""
+OTHERS = ("bg", "he", "ja", "ko", "th", "uk", "vi", "zh")
+"""Detected as well, so that their texts are not mistaken for related languages."""
+CERTAIN = 10.0
+"""Difference of the log-likelihoods of the first two languages of which a text is certain to be in the first."""
+_OTHER_SCRIPT = re.compile("[\u0370-\u1dff]")
+_lock = threading.Lock()
+
+
+def stemmer_of(text: str) -> str:
+    """The Snowball algorithm for a text. Raises ValueError if py3langid is not installed."""
+    code, _ = identifier().classify(text)
+    return STEMMERS.get(code, FALLBACK)
+
+
+def certain_stemmer_of(text: str) -> str:
+    """As stemmer_of, but FALLBACK for a text in Latin letters whose language is a guess."""
+    (code, best), (_, second) = identifier().rank(text)[:2]
+    certain = best - second >= CERTAIN or _OTHER_SCRIPT.search(text)
+    return STEMMERS.get(code, FALLBACK) if certain else FALLBACK
+
+
+def identifier() -> Any:
+    """py3langid's model, loaded on first use in about a second. Raises ValueError. Thread-safe."""
+    with _lock:  # prevents two threads from loading it twice
+        return _loaded()
+
+
+@cache
+def _loaded() -> Any:
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    except ImportError as error:
+        raise ValueError("py3langid is not installed: pip install '.[server,languages]'") from error
+    made = LanguageIdentifier.from_model_file(MODEL_FILE)
+    made.set_languages([*STEMMERS, *OTHERS])
+    return made

@@ -7,9 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from memstream_server.core.time_phrases.germanic import ENGLISH, GERMAN
-from memstream_server.core.time_phrases.lexicon import Lexicon
-from memstream_server.core.time_phrases.romance import FRENCH, PORTUGUESE, SPANISH
+from memstream_server.core.time_phrases.lexicons import ENGLISH, FRENCH, GERMAN, PORTUGUESE, SPANISH, Lexicon
 
 LEXICONS: Mapping[str, Lexicon] = {
     "english": ENGLISH,

@@ -5,11 +5,14 @@ Rule 2. A cheap test of the words comes first: most questions have no word of ti
 Rule 3. Words that also mean something else ("may", "march", "fall", a bare year) count only where the words around
 them say so. A phrase that is missed costs little; a wrong window moves the wrong fragments up.
 Rule 4. The same text, language, moment and zone give the same answer. Nothing is raised.
+Rule 5. Only a question that names nothing but a time ("What did I do yesterday?") is answered by any fragment of that
+time (`asks_only_time`); of other questions a fragment of the right week may say nothing.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date, tzinfo
 
@@ -52,6 +55,36 @@ _FOLDED = str.maketrans(
 _SENTENCE_ENDS = ".?!:;\n¿¡"
 _ASIAN = "\u3040"
 """From this code point on, scripts of Chinese and Japanese."""
+_ASKING_WORDS = {
+    "english": """
+        what whats who whom which when where how did do does done doing have has had was were is are be been i we you he
+        she they it me us my our the a an there that this about of on in at to from and so up all any happen happened
+        happening go going went new say said tell told talk talked talking anything something everything thing things
+        s d ve t please remember
+        """,
+    "german": """
+        was wer wen wem wann wo wie habe hast hat haben habt hatte hatten war waren ist sind bin ich du er sie es wir
+        ihr mir mich uns mein unser der die das den dem ein eine einen denn alles so los passiert geschehen gemacht
+        getan gesagt erzahlt erlebt gab gibt an in im am um auf und etwas eigentlich
+        """,
+    "french": """
+        que qu quoi qui quand ou comment est ce c a ai as avons avez ont etait etaient suis j je tu il elle on nous vous
+        ils elles me m moi le la les l un une des de d y en et s t se passe fait dit raconte arrive quel quelle
+        """,
+    "spanish": """
+        que quien cuando donde como he has ha hemos han hice hiciste hizo hicimos hicieron paso pasado dije dijo dijimos
+        yo tu el ella nosotros me se lo la los las un una de en a y hubo hay fue era hecho
+        """,
+    "portuguese": """
+        o que quem quando onde como eu tu ele ela nos voce fiz fez fizemos fizeram feito aconteceu houve ha foi era
+        disse me se a os as um uma de em no na e
+        """,
+}
+_ASKING = frozenset(word for words in _ASKING_WORDS.values() for word in words.split())
+"""Of all languages: hardly one of these words names something in another."""
+_ASKING_ASIAN = frozenset(
+    "我你您他她它们們的地得做干了什么甚麼怎样樣吗嗎呢有发發生事情过過是在都何誰をしたてはがあっのにとでますか私"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,3 +509,13 @@ def _relative_window(groups: Groups, lexicon: Compiled, calendar: Calendar, offs
     if unit == "day":
         raise NoSuchTime  # "the last day", "the next day": of what?
     return calendar.unit(unit, offset)
+
+
+def asks_only_time(text: str, phrases: Sequence[TimePhrase]) -> bool:
+    """Whether there are phrases, and all words outside them only ask."""
+    if not phrases:
+        return False
+    rest = fold_text(text)
+    for each in reversed(phrases):
+        rest = f"{rest[: each.start]} {rest[each.end :]}"
+    return all(word in _ASKING or _ASKING_ASIAN.issuperset(word) for word in WORD.findall(rest))

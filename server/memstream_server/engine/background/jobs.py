@@ -4,6 +4,9 @@ Rows of the journal, each done once.
 Rule 1. A job's result and its end are one commit: a crash repeats the model call, but never the result.
 Rule 2. A job whose model is down is retried soon. A job that fails otherwise is quarantined after JOB_ATTEMPTS_MAX
 attempts and retried every QUARANTINE_S: the cause may pass (a full disk), but each attempt may call a model.
+Rule 3. A job about a suspicion decides only what the LLM read: the suspicion is still open, and both fragments are as
+they were. Then the decision cannot fail: neither fragment is forgotten, and neither supersedes the other. One answer
+ends it. An unclear one leaves the suspicion open.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ from memstream_server.core.events import Purpose
 from memstream_server.core.filters import visible
 from memstream_server.core.policy import Truth
 from memstream_server.core.rendering import indexed_text
+from memstream_server.core.suspicions import may_be_suspected
 from memstream_server.core.transition import Transition, join_all
 from memstream_server.core.values import Fragment, FragmentKind, Held, Tier, Vector
-from memstream_server.engine.background.conflict_job import ask_about_conflict
 from memstream_server.engine.background.task import BackgroundTask
+from memstream_server.engine.conflicts import Verdict, decide_suspicion
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.engine.lifecycle import drop_expired, read_fragments
 from memstream_server.engine.memory.decide import effective_policy, jobs_of
@@ -38,12 +42,16 @@ from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import Job
 from memstream_server.ports.journal.spaces import Made
-from memstream_server.ports.models import Account, Insights, ModelError, ModelRefused
+from memstream_server.ports.models import Account, Insights, ModelError, ModelRefused, Statement
 
 if TYPE_CHECKING:
+    from memstream_server.core.values import Fragment
     from memstream_server.engine.memory.actor import Actor
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.runtime.registry import Registry
+    from memstream_server.ports.journal.records import Job
+    from memstream_server.ports.models import Account, ConflictJudge
+
 
 log = structlog.get_logger(__name__)
 
@@ -396,3 +404,43 @@ def _decide_fill(actor: Actor, filled: dict[str, EnrichedFragment], found: Seque
         actor.working.state, [Held(one, filled[one.id].content_vector) for one in current]
     )
     return Decision(transition=transition, gathered={one.id: filled[one.id] for one in current})
+
+
+async def ask_about_conflict(
+    actor: Actor, job: Job, judge: ConflictJudge, account: Account, storage: Storage, runtime: Runtime
+) -> None:
+    """Ask, decide, and end the job in the commit of the decision. Raises ModelUnavailable, ModelRefused."""
+    named = json.loads(job.payload)
+    newer, older = named["newer"], named["older"]
+    asked = await _read_statements(actor, newer, older, storage, runtime)
+    judgement = None if asked is None else await judge.judge(*asked, account)
+
+    async def decide(now: Actor) -> Decision:
+        end = Decision(finish_jobs=(job.id,)).with_cost(account, Purpose.CONFLICT)
+        if judgement is None or await _read_statements(now, newer, older, storage, runtime) != asked:
+            return end
+        verdict = Verdict(newer, older, judgement.decision, f"{account.model}: {judgement.reason}")
+        decision, _ = await decide_suspicion(now, verdict, storage, runtime)
+        return replace(decision, finish_jobs=end.finish_jobs, events=(*decision.events, *end.events))
+
+    await actor.run(decide)
+
+
+async def _read_statements(
+    actor: Actor, newer: str, older: str, storage: Storage, runtime: Runtime
+) -> tuple[Statement, Statement] | None:
+    """The newer and the older statement.
+
+    None if there is nothing to ask: the policy is off, the suspicion has ended, or a fragment may not be suspected now.
+    """
+    working = actor.working
+    policy = working.record.policy.conflicts
+    if not (policy.suspect and policy.ask_llm and working.suspicions.is_open(newer, older)):
+        return None
+    read = await read_fragments(actor, (newer, older), storage)
+    found = [one for one in drop_expired(read, working.record, runtime.clock.now_us()) if may_be_suspected(one)]
+    return (_statement_of(found[0]), _statement_of(found[1])) if len(found) == len((newer, older)) else None
+
+
+def _statement_of(fragment: Fragment) -> Statement:
+    return Statement(fragment.content, fragment.speaker, fragment.observe_time_us)

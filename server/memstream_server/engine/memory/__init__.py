@@ -4,11 +4,10 @@ actor: the task that orders and commits all changes of the memory
 decider: the actor as its ingest and sessions see it
 ingest: numbers and orders observations, gives them to the journal, tracks the backlog
 sessions: the memory's producers and their open sessions
-producers: a producer's numbers and its one open session
-resume_streams: rejections and outcomes that a resuming client has missed
+producers: a producer's numbers, its one open session, and what a resuming client has missed
 batch_calls: ObserveBatch calls, and the stored answers to their request_ids
 receipts: from validated items to a receipt; stored answers of receipts
-enrich: terms, vectors and importances of fragments, fetched before a decision
+enrich: terms, vectors and importances of fragments, fetched before a decision; terms of another analyzer's version
 known_fragments: the fragments that a group of observations may repeat, echo or update
 related: earlier statements near to a new one: named in its outcome, or suspected
 decision: what was decided for the memory, before it is committed
@@ -17,8 +16,6 @@ decide: decides what observations do to the memory
 build_commit: the journal transaction of a decision
 working_set: the memory in RAM: its state and its search structures
 image_changes: the rows that an image lacks, and which commits it does not outlive
-renew_terms: analyzes stored fragments again after a change of the analyzer
 search_structures: attributes, postings and vectors by slot, without content
 fragment_cache: fragments that recall is likely to return
-fragment_quota: which observations the quota admits
 """

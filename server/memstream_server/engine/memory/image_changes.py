@@ -4,13 +4,17 @@ Rule 1. No other process has owned the memory since (`Images.read`): all later c
 Rule 2. An image is of this history if the log has the commit of its revision, with its time, or was pruned up to it.
 Rule 3. No row is applied to an image that holds what a later commit replaced or removed: a commit removes such an image
 before (`outdates_image`).
+Rule 4. A commit's events name each fragment that the commit writes, or the fragment is linked by supersession to one
+that they name.
+Rule 5. Content or attributes of a fragment are replaced only by an event that `replaced_by` returns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from memstream_server.core.later_commits import changed_by, erases, replaced_by
+from memstream_server.core.events import Event, EventType
 from memstream_server.core.supersession import Links
 from memstream_server.ports.images import Image, Images
 from memstream_server.ports.journal.port import Journal
@@ -22,12 +26,14 @@ from memstream_server.ports.journal.writing import Commit
 if TYPE_CHECKING:
     from memstream_server.core.columns import Columns
 
+
 CHANGED_MIN, CHANGED_SHARE = 64, 8
 """More changed fragments than this number, and than one in so many of the image: loading the rows is as fast."""
 COMMITS_PER_CHANGE = 4
 """So many times as many commits may have made the changes; reading the log takes time too."""
 
 _NO_LINKS = Links()
+_REPLACE = frozenset({EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED, EventType.UPDATED})
 
 
 def read_changes(image: Image, links: Links, record: MemoryRecord, changes: Changes) -> list[Block] | None:
@@ -71,3 +77,23 @@ async def drop_outdated_images(images: Images, journal: Journal) -> None:
     for memory, epoch in held.items():
         if epochs.get(memory) != epoch:
             images.drop(memory, epoch)
+
+
+def replaced_by(events: Iterable[Event]) -> set[str]:
+    """Ids of the fragments that left, or of which something was replaced."""
+    return {event.fragment for event in events if event.type in _REPLACE or _may_merge(event)}
+
+
+def erases(events: Iterable[Event]) -> bool:
+    """Whether something left for good by request, or after the grace period."""
+    return any(event.type is EventType.ERASED for event in events)
+
+
+def changed_by(events: Iterable[Event], links: Links) -> set[str]:
+    """Ids of the fragments whose rows may have changed; some are of no fragment. `links`: those before the events."""
+    named = {id_ for event in events for id_ in (event.fragment, event.other) if id_}
+    return links.connected(named)
+
+
+def _may_merge(event: Event) -> bool:
+    return event.type is EventType.PROMOTED and event.merges is not False

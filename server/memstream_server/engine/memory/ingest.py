@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from memstream_server.core.values import Fragment
-from memstream_server.engine.byte_quota import find_full
+from memstream_server.engine import quotas
 from memstream_server.engine.errors import (
     NOT_READ,
     NOT_WRITTEN,
@@ -32,11 +32,11 @@ from memstream_server.engine.errors import (
     answered_error,
     write_error,
 )
-from memstream_server.engine.memory import fragment_quota
 from memstream_server.engine.memory.producers import ObserveSession, ProducerState
 from memstream_server.engine.memory.receipts import Batch, batch_of, verify_repeats
 from memstream_server.engine.memory.sessions import Sessions
 from memstream_server.engine.memory.superseding import refuse_unknown, superseding_error
+from memstream_server.engine.quotas import find_full
 from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
 from memstream_server.engine.runtime.call_context import retrieve_error, without_account
 from memstream_server.ports.journal.errors import AnswerExists, Conflict, JournalError, WriteRefused
@@ -163,7 +163,7 @@ class Ingest:
         """Admit observations that are stored without a receipt; they count towards the quota during the block."""
         most = self._runtime.limits.memory_fragments_max
         if any(isinstance(one, Refusal) for one in self._admit_items(given, most)):
-            raise fragment_quota.quota_error(most)
+            raise quotas.fragments_error(most)
         self._puts += len(given)
         try:
             yield
@@ -173,7 +173,7 @@ class Ingest:
     def _admit_items(self, items: Sequence[NewObservation | Refusal], most: int) -> Sequence[NewObservation | Refusal]:
         if not most:
             return items
-        return fragment_quota.refuse_excess(items, self._decider.working, self._backlog + self._puts, most)
+        return quotas.refuse_excess(items, self._decider.working, self._backlog + self._puts, most)
 
     async def find_full(self) -> QuotaExceeded | None:
         """See ObserveSession.find_full."""
@@ -205,11 +205,11 @@ class Ingest:
         most = self._runtime.limits.memory_fragments_max
         given, fresh = fresh, self._admit_items(fresh, most)
         if state.whole and fresh is not given:
-            raise fragment_quota.quota_error(most)
+            raise quotas.fragments_error(most)
         if full is not None:
             if state.whole and fresh:
                 raise full
-            fresh = fragment_quota.refuse_all(fresh, full)
+            fresh = quotas.refuse_all(fresh, full)
         fresh = refuse_unknown(fresh, self._decider.working, self._list_waiting, self._runtime.clock.now_us())
         if state.whole and fresh is not given:
             raise superseding_error(fresh)

@@ -1,15 +1,20 @@
-"""Producers: their sequence numbers, their progress, and the one open session of each."""
+"""Producers: their sequence numbers, their progress, and the one open session of each.
+
+A session that resumes reads the rejections and outcomes that its client has missed from the kept receipts.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from memstream_server.engine.errors import EngineError, QuotaExceeded, SequenceConflict, SequenceGap
-from memstream_server.engine.memory.resume_streams import Resumption, begin_resumption
-from memstream_server.engine.requests import AckLevel, Opened, Progress
+from memstream_server.engine.errors import EngineError, JournalUnavailable, QuotaExceeded, SequenceConflict, SequenceGap
+from memstream_server.engine.requests import AckLevel, Missed, Opened, Progress
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.journal.writing import Outcome, Rejection
 
@@ -19,8 +24,13 @@ if TYPE_CHECKING:
     from memstream_server.engine.requests import NewObservation, Refusal
     from memstream_server.ports.journal.port import Journal
 
+
 RECENT_MAX = 4_096
 """Hashes of sequence numbers kept in RAM per producer: a repeat rarely needs the journal."""
+PAGE_RECEIPTS = 256
+"""Receipts read at once."""
+PAGE_ITEMS = 1_000
+"""Rejections and outcomes per message; those of one receipt are never split."""
 
 
 @dataclass(slots=True, eq=False)
@@ -232,3 +242,66 @@ class ObserveSession:
     def _raise_if_ended(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """The rejections and outcomes that a new stream sends again."""
+
+    upto: int
+    """The last number that it covers."""
+    rejected_since: int
+    """Rejections from this number on are complete."""
+    outcomes_since: int
+    """Outcomes from this number on are complete, up to the stored number at open; 0: the client did not request
+    outcomes.
+    """
+    pages: AsyncGenerator[Missed, None]
+    """The caller closes it."""
+
+
+async def begin_resumption(journal: Journal, producer: str, outcomes: bool, opened: Opened, known: int) -> Resumption:
+    """See ObserveSession.resume."""
+    try:
+        oldest = await journal.kept_receipts(opened.memory_uid, producer, known, 1)
+        rejected_since = max(known + 1, oldest[0].first_sequence if oldest else opened.received + 1)
+        outcomes_since = 0
+        if outcomes:
+            unknown = await journal.last_without_outcomes(opened.memory_uid, producer, known, opened.stored)
+            outcomes_since = max(rejected_since, unknown + 1)
+    except JournalError as error:
+        raise _read_error(error) from error
+    pages = _read_pages(journal, producer, outcomes, opened, known)
+    return Resumption(max(known, opened.received), rejected_since, outcomes_since, pages)
+
+
+async def _read_pages(
+    journal: Journal, producer: str, outcomes: bool, opened: Opened, known: int
+) -> AsyncGenerator[Missed, None]:
+    """At least one page. The last one ends at the number that was received when the stream opened."""
+    page, after = Missed(known), known
+    while after < opened.received:
+        try:
+            receipts = await journal.kept_receipts(opened.memory_uid, producer, after, PAGE_RECEIPTS)
+        except JournalError as error:
+            raise _read_error(error) from error
+        for kept in receipts:
+            after = kept.last_sequence
+            if after > opened.received:
+                break
+            became = (kept.outcomes or ()) if outcomes and after <= opened.stored else ()
+            page = Missed(
+                after,
+                page.rejected + tuple(one for one in kept.rejections if one.sequence > known),
+                page.outcomes + tuple(one for one in became if one.sequence > known),
+            )
+            if after < opened.received and len(page.rejected) + len(page.outcomes) >= PAGE_ITEMS:
+                yield page
+                page = Missed(after)
+        if len(receipts) < PAGE_RECEIPTS:
+            break
+    yield Missed(max(known, opened.received), page.rejected, page.outcomes)
+
+
+def _read_error(error: JournalError) -> JournalUnavailable:
+    return JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5)

@@ -28,9 +28,9 @@ from memstream_server.core.suspicions import KnownPairs
 from memstream_server.core.twins import KnownWords
 from memstream_server.core.values import Fragment, FragmentKind, Held, MemoryKind, State, Tier, Vector
 from memstream_server.engine.memory.decision import Decision
+from memstream_server.engine.memory.enrich import renew_terms
 from memstream_server.engine.memory.fragment_cache import FragmentCache
 from memstream_server.engine.memory.image_changes import outdates_image, read_changes
-from memstream_server.engine.memory.renew_terms import renew_terms
 from memstream_server.engine.memory.search_structures import SearchStructures
 from memstream_server.engine.runtime.embedding_spaces import Embedding
 from memstream_server.engine.runtime.turns import pause_if_due

@@ -4,7 +4,6 @@ recall: searches a memory for a query and reads the fragments of the answer
 answers: builds an answer from a ranking, within its budget of tokens
 rank_memory: ranks the working set of a memory
 past: the fragments of a memory as of an earlier revision, to read or to rank
-evidence: what a receipt needs of a recall besides its answer
 recall_receipts: receipts of recalls, kept and replayed
 reranking: the reranker's scores for the best of a ranking
 scopes: recalls over several memories

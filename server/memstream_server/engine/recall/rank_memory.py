@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memstream_server.core import ranking, ranking_dbgpt
-from memstream_server.core.candidates import best, candidates
+from memstream_server.core.candidates import Unread, best, candidates
 from memstream_server.core.columns import Mask, Slots
 from memstream_server.core.dense import Cosines, DenseMatrix, multiply_rows
 from memstream_server.core.filters import EVERYTHING, Filter, mask
@@ -23,7 +23,6 @@ from memstream_server.core.scores import Scored
 from memstream_server.core.signals import Signals
 from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.time_phrases.recognition import TimePhrase
-from memstream_server.core.unread import Unread
 from memstream_server.core.values import MemoryKind, Tier, Vector
 from memstream_server.core.weights import Weights
 from memstream_server.engine.requests import Query

@@ -3,6 +3,7 @@
 Rule 1. Ranking reads the working set between two awaits, so an answer shows one revision.
 Rule 2. The answer is sent before its fragments are reinforced.
 Rule 3. If a leg is missing (model down, index down), the others answer, and `degraded` says so.
+Rule 4. A recall with a receipt has one time for everything and one revision, and notes the values used (`Evidence`).
 """
 
 from __future__ import annotations
@@ -19,17 +20,15 @@ import structlog
 from msgspec import structs
 
 from memstream_server.core import ranking
-from memstream_server.core.candidates import candidates, widen_candidates
+from memstream_server.core.candidates import Unread, candidates, widen_candidates
 from memstream_server.core.dense import Cosines, multiply_rows
 from memstream_server.core.filters import find_unmatched
 from memstream_server.core.lexical import Legs, WordStatistics, query_terms
 from memstream_server.core.policy import AUTO_LANGUAGE, RankingRule, Truth
 from memstream_server.core.ranking import NearMiss, Question, Stage
 from memstream_server.core.speakers import list_named
-from memstream_server.core.time_phrases.asking import asks_only_time
-from memstream_server.core.time_phrases.recognition import TimePhrase, find_times, has_time_words
+from memstream_server.core.time_phrases.recognition import TimePhrase, asks_only_time, find_times, has_time_words
 from memstream_server.core.twins import AMONG
-from memstream_server.core.unread import Unread
 from memstream_server.core.values import Fragment, MemoryKind, Vector
 from memstream_server.engine.errors import RevisionNotReached
 from memstream_server.engine.recall.answers import (
@@ -39,7 +38,6 @@ from memstream_server.engine.recall.answers import (
     list_working_memory,
     with_truth,
 )
-from memstream_server.engine.recall.evidence import RANKINGS_MAX, collect_evidence, has_changed, pin_times
 from memstream_server.engine.recall.past import PastMemory
 from memstream_server.engine.recall.rank_memory import (
     Found,
@@ -53,7 +51,7 @@ from memstream_server.engine.recall.rank_memory import (
     weak_floor,
 )
 from memstream_server.engine.recall.reranking import Ranked, Reranking
-from memstream_server.engine.requests import Query, RecallAnswer
+from memstream_server.engine.requests import Evidence, Query, RecallAnswer
 from memstream_server.engine.runtime.turns import pause_if_due, run_in_slices
 from memstream_server.ports.index import IndexLost, IndexUnavailable
 from memstream_server.ports.models import ModelError
@@ -66,10 +64,13 @@ if TYPE_CHECKING:
     from memstream_server.engine.runtime.embedding_spaces import Embedding
     from memstream_server.ports.journal.rows import Terms
 
+
 log = structlog.get_logger(__name__)
 
 _MORE_MAX = 1_000
 """Additional neighbours that the index is asked for at most, in place of superseded ones."""
+RANKINGS_MAX = 10
+"""Rankings of one recall with a receipt, if its results change meanwhile."""
 
 
 class _Stopwatch:
@@ -429,3 +430,33 @@ def _search_count(working: WorkingSet, query: Query, question: Question) -> int:
     """
     superseded = 0 if truth_of(working.record.policy, query) is Truth.ALL else working.links.superseded_count
     return question.per_leg * 4 + min(superseded, _MORE_MAX)
+
+
+def pin_times(query: Query, now_us: int) -> Query:
+    """The query with one time for recency and expiry."""
+    return structs.replace(
+        query,
+        now_us=now_us if query.now_us is None else query.now_us,
+        expiry_us=now_us if query.expiry_us is None else query.expiry_us,
+    )
+
+
+def has_changed(found: Found, known: Mapping[str, Fragment]) -> bool:
+    """Whether a result has left the memory or was changed since it was ranked: the answer is of no one revision."""
+    return any(id_ not in known or known[id_].version > found.revision for id_ in found.ids)
+
+
+def collect_evidence(working: WorkingSet, query: Query, found: Found, vector: Vector | None, terms: Terms) -> Evidence:
+    """What was ranked with. `vector`: of the query, None if it had none; `terms`: of its words."""
+    return Evidence(
+        policy=working.record.policy,
+        now_us=query.now_us or 0,
+        expiry_us=query.expiry_us or 0,
+        space=working.embedding.name,
+        vector=vector,
+        embedded=vector is not query.vector,
+        terms=terms,
+        suspicions=found.suspicions,
+        accesses=found.accesses,
+        indexed=working.dense is None and vector is not None,
+    )

@@ -9,9 +9,7 @@
 | event_stream | Watch, WatchMessages and standing queries as text/event-stream |
 | application | the ASGI application: hosts, origins, headers, health |
 | listener | the socket: TLS, start and graceful stop; how long a connection may wait, and its client certificate |
-| console | the console's files, and what its caller may do |
-| callers | who calls a page, and what that caller may do |
-| metrics | the metrics at `/metrics` |
+| pages | the console's files, the metrics at `/metrics`, and what their caller may do |
 | port | what this port shares with the gRPC server |
 | opening | from the settings to a listening port |
 """

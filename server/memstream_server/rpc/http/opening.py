@@ -54,9 +54,8 @@ class LateApplication:
 
 def _build_application(port: HttpPort, settings: Settings, serves: Callable[[str], bool], host: str) -> Asgi:
     from memstream_server.rpc.http.application import HttpApplication, HttpSettings, allowed_hosts
-    from memstream_server.rpc.http.console import Console
     from memstream_server.rpc.http.endpoints import Dispatcher, Endpoints
-    from memstream_server.rpc.http.metrics import MetricsPage
+    from memstream_server.rpc.http.pages import Console, MetricsPage
 
     pages: list[Page] = []
     if settings.console:

@@ -1,4 +1,4 @@
-"""Converts fragments and events to messages."""
+"""Converts fragments, events, suspicions and their decisions to messages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from memstream_server.core.events import Event, EventType, Imported, Reason
 from memstream_server.core.filters import Order, Unmatched
 from memstream_server.core.policy import Truth
 from memstream_server.core.printable import list_hidden
+from memstream_server.core.suspicions import ConflictDecision, Suspicion
 from memstream_server.core.values import Fragment, FragmentKind, Role, Tier, TruthStatus
 from memstream_server.engine.requests import AsOf, fragment_etag
+from memstream_server.ports.journal.reading import StoredConflict
 from memstream_server.ports.journal.records import Version
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.validation import Violations
@@ -50,6 +52,7 @@ _read_times = attrgetter(
 )
 _NO_TIMES = (None, None, 0, 0, None, None, None, None, None)
 """Times of a fragment: the message's fields, the fragment's, and the values that say that there is none."""
+DECISIONS = Enums(fragment_pb2.ConflictDecision, ConflictDecision)
 
 
 def fragment_message(fragment: Fragment, merged_text: str = "") -> fragment_pb2.Fragment:
@@ -167,3 +170,25 @@ def _imported_message(had: Imported) -> event_pb2.ImportedFragment:
         duplicate_count=had.duplicate_count,
         forgotten=had.forgotten,
     )
+
+
+def suspicion_message(suspicion: Suspicion) -> fragment_pb2.Suspicion:
+    """A suspicion as clients see it."""
+    return fragment_pb2.Suspicion(
+        newer_id=suspicion.newer,
+        older_id=suspicion.older,
+        reason=suspicion.reason.value,
+        create_time=scalars.timestamp_message(suspicion.time_us),
+    )
+
+
+def conflict_message(conflict: StoredConflict) -> fragment_pb2.ConflictRecord:
+    """A suspicion with its decision, if there is one."""
+    message = fragment_pb2.ConflictRecord(
+        suspicion=suspicion_message(conflict.suspicion),
+        decision=DECISIONS.numbers[conflict.decision],
+        note=conflict.note,
+    )
+    if conflict.decide_time_us is not None:
+        scalars.write_time(message.decide_time, conflict.decide_time_us)
+    return message

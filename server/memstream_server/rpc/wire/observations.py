@@ -1,23 +1,30 @@
-"""Converts observations to validated values, or to rejections that keep their place in the batch."""
+"""Converts observations to validated values, or to rejections that keep their place in the batch.
+
+The other way, it converts a producer's rejections and outcomes to messages.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import blake2b
 
 import grpc
 
 from memstream.v1 import fragment_pb2 as pb
+from memstream.v1 import stream_service_pb2 as stream_pb
 from memstream_server.core.marks import drop_injected
 from memstream_server.core.values import Role, Structured
 from memstream_server.engine.errors import InvalidField
-from memstream_server.engine.requests import NewObservation, Refusal
+from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
 from memstream_server.engine.runtime.turns import in_slices
+from memstream_server.ports.journal.writing import Outcome, Rejection
 from memstream_server.rpc import validation as check
-from memstream_server.rpc.errors import violation_text
+from memstream_server.rpc.errors import status_of_rejection, violation_text
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import scalars
-from memstream_server.rpc.wire.fragments import ROLES
+from memstream_server.rpc.wire.fragments import EVENT_TYPES, ROLES, TIERS
+from memstream_server.rpc.wire.scalars import Enums
 
 DIGEST_BYTES = 16
 _INVALID = grpc.StatusCode.INVALID_ARGUMENT.value[0]
@@ -36,6 +43,7 @@ STRUCTURED_FIELDS = (
     "action_input",
     "observation",
 )
+ACK_LEVELS = Enums(stream_pb.AckLevel, AckLevel)
 
 
 def digest_of(serialised: bytes) -> bytes:
@@ -164,3 +172,25 @@ def _read_body(
         found.add(f"{prefix}content", "has only what a context injected")
         return None, content
     return None, content_checked(found, f"{prefix}content", content, limits)
+
+
+def rejected_messages(rejections: Iterable[Rejection]) -> list[stream_pb.RejectedObservation]:
+    """Rejected items, each with its status."""
+    return [
+        stream_pb.RejectedObservation(sequence=each.sequence, status=status_of_rejection(each)) for each in rejections
+    ]
+
+
+def outcome_messages(outcomes: Iterable[Outcome]) -> list[stream_pb.ObservationOutcome]:
+    """Outcomes of stored items."""
+    return [
+        stream_pb.ObservationOutcome(
+            sequence=each.sequence,
+            fragment_id=each.fragment,
+            type=EVENT_TYPES.numbers[each.type],
+            other_id=each.other,
+            tier=TIERS.numbers[each.tier],
+            related=[stream_pb.RelatedFragment(fragment_id=one.fragment, share=one.share) for one in each.related],
+        )
+        for each in outcomes
+    ]

@@ -1,4 +1,4 @@
-"""Converts queries from messages, and answers to messages of bounded size."""
+"""Converts queries from messages, and answers, receipts of recalls and replays to messages of bounded size."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import Message
 
+from memstream.v1 import memory_service_pb2 as memory_pb
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.core.filters import EVERYTHING
 from memstream_server.core.lexical import WordStatistics
@@ -16,14 +17,18 @@ from memstream_server.core.policy import Truth
 from memstream_server.core.ranking import NearMiss
 from memstream_server.core.scores import Part
 from memstream_server.core.time_phrases.recognition import TimePhrase
+from memstream_server.engine.recall.recall_receipts import Difference, DifferenceType, Replay
 from memstream_server.engine.requests import Change, MemoryAnswer, Query, RecallAnswer, Recollection
-from memstream_server.engine.runtime.turns import in_slices
+from memstream_server.engine.runtime.turns import in_slices, pause_if_due
+from memstream_server.ports.journal.recall_receipts import RankedFragment, RecallReceipt
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations
-from memstream_server.rpc.wire import fragments, observations, scalars
-from memstream_server.rpc.wire.conflicts import suspicion_message
+from memstream_server.rpc.wire import fragments, observations, queries, scalars
 from memstream_server.rpc.wire.filters import read_filter
+from memstream_server.rpc.wire.fragments import suspicion_message
+from memstream_server.rpc.wire.policies import policy_message
+from memstream_server.rpc.wire.scalars import Enums
 
 PART_BYTES = 1 << 20
 """A larger answer is split into several messages, so that none comes near a client's message limit."""
@@ -34,6 +39,7 @@ _TOKENS_MAX = 2**31 - 1
 _COUNT_MAX = 2**53
 _TERM_BYTES = 8
 _LANGUAGES_MAX = 100
+_TYPES = Enums(memory_pb.ReplayDifferenceType, DifferenceType)
 
 
 def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension: int, prefix: str = "query.") -> Query:
@@ -354,3 +360,52 @@ def _weight(found: Violations, weights: pb.RecallWeights, name: str, prefix: str
 
 def _has_field(message: Message, name: str) -> bool:
     return message.HasField(name)  # the stub accepts only literals
+
+
+async def write_receipt(message: memory_pb.RecallReceipt, receipt: RecallReceipt) -> None:
+    """Writes a receipt into an empty message."""
+    described = memory_pb.RecallReceipt(
+        id=receipt.id,
+        create_time=scalars.timestamp_message(receipt.time_us),
+        policy=policy_message(receipt.policy),
+        revision=receipt.revision,
+        formula=receipt.formula,
+        embedding_model=receipt.space,
+        principal=receipt.principal,
+        degraded=receipt.degraded,
+        erased_ids=receipt.erased,
+        query_erased=receipt.is_query_erased,
+    )
+    message.CopyFrom(described)
+    if not receipt.is_query_erased:
+        message.query.MergeFromString(receipt.query)
+    async for part in in_slices(receipt.ranking, queries.ENCODED_PER_SLICE):
+        for one in part:
+            _write_ranked(message.ranking.add(), receipt, one)
+
+
+def _write_ranked(message: memory_pb.RankedFragment, receipt: RecallReceipt, one: RankedFragment) -> None:
+    message.fragment_id, message.score, message.relevance = one.id, one.score, one.relevance
+    message.companion = one.companion
+    for name, value, weight in zip(receipt.names[one.names], one.values, receipt.weights[one.weights], strict=True):
+        message.parts.add(name=name, value=value, weight=weight, contribution=value * weight)
+
+
+async def encode_replay(replay: Replay) -> bytes:
+    """A serialised ReplayRecallResponse. Its recollections are serialised in parts: joined, they are one message."""
+    message = memory_pb.ReplayRecallResponse(
+        same=replay.same, differences=[_difference_message(one) for one in replay.differences]
+    )
+    await write_receipt(message.receipt, replay.receipt)
+    if (answer := replay.answer) is None:
+        return message.SerializeToString()
+    budgeted = message.receipt.query.token_budget > 0
+    message.done.CopyFrom(queries.done_response(message.receipt.query.query_id, answer, budgeted))
+    await pause_if_due()
+    return message.SerializeToString() + await queries.encode_recollections(answer, memory_pb.ReplayRecallResponse)
+
+
+def _difference_message(one: Difference) -> memory_pb.ReplayDifference:
+    return memory_pb.ReplayDifference(
+        type=_TYPES.numbers[one.type], fragment_id=one.fragment, recorded=one.recorded, present=one.present
+    )

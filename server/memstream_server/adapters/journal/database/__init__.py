@@ -7,6 +7,5 @@ sqlite: everything specific to SQLite
 checkpoints: checkpoints of SQLite's log that leave no bytes of deleted rows
 postgres: everything specific to PostgreSQL
 directory: the data directory: lock, format, opening, backup, restore
-migrate: migrates the tables to this server's version
-migration_backups: copies the journal of a data directory before that
+migrate: migrates the tables to this server's version, after a copy of the journal
 """

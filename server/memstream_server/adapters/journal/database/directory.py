@@ -25,7 +25,7 @@ import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from memstream_server.adapters.journal.database import migrate, migration_backups, sqlite
+from memstream_server.adapters.journal.database import migrate, sqlite
 from memstream_server.adapters.journal.database.checkpoints import Checkpoints
 from memstream_server.adapters.journal.sql import outbox, writes
 from memstream_server.adapters.journal.sql.reads import meta_value
@@ -239,7 +239,7 @@ class DirectoryDatabase:
         """See database.py."""
         with sqlite.translating_errors():
             emptied = self._checkpoints.empty_log()
-        if removed := migration_backups.remove_copies(self._data_dir, 0):
+        if removed := migrate.remove_copies(self._data_dir, 0):
             log.info("migration_backups_removed", files=[file.name for file in removed], reason="something was erased")
         return emptied
 
@@ -261,7 +261,7 @@ def open_database(
     readers: int,
     free_bytes: Callable[[], int] | None,
     reserve_bytes: int,
-    backups_kept: int = migration_backups.BACKUPS_KEPT,
+    backups_kept: int = migrate.BACKUPS_KEPT,
 ) -> DirectoryDatabase:
     """Lock a directory, check its journal, and create or migrate its tables. Blocking.
 
@@ -286,7 +286,7 @@ def open_database(
         sync_directory(data_dir)
         if copied is not None:
             log.info("journal_migrated", revision=migrate.HEAD, backup=str(copied))
-            migration_backups.remove_copies(data_dir, backups_kept)
+            migrate.remove_copies(data_dir, backups_kept)
     except BaseException:
         release_lock(lock)
         raise
@@ -324,7 +324,7 @@ def sync_directory(directory: Path) -> None:
 
 def _copy_before_migration(data_dir: Path, engine: Engine) -> Path | None:
     with sqlite.translating_errors(), engine.begin() as connection:
-        return migration_backups.copy_before_migration(data_dir, connection, partial(write_backup, data_dir))
+        return migrate.copy_before_migration(data_dir, connection, partial(write_backup, data_dir))
 
 
 def write_backup(data_dir: Path, target: Path) -> None:

@@ -5,6 +5,10 @@ What must read all rows follows in transactions of its own, slice by slice, befo
 
 A new SQLite journal gets its tables directly from the schema: Alembic would take a tenth of a server's first start.
 Every other journal runs the migrations. A test checks that both ways give the same tables.
+
+Rule 1. A journal of a data directory is copied before its first migration; without the copy nothing is migrated.
+Rule 2. There is one copy for each revision of the tables, the latest, and of the latest revisions only.
+Rule 3. What is erased leaves every file of the directory, so erasing removes the copies.
 """
 
 from __future__ import annotations
@@ -21,9 +25,10 @@ from sqlalchemy import Connection, text
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
+from memstream_server.adapters.journal.database import migrate
 from memstream_server.adapters.journal.sql import byte_counts, codec, schema
 from memstream_server.core.events import list_concerned
-from memstream_server.ports.journal.errors import Unreadable
+from memstream_server.ports.journal.errors import StorageFull, Unreadable
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +50,8 @@ _VERSION = (  # the same statement as Alembic's
     "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
     "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
 )
+BACKUP_FOLDER = "backups"
+BACKUPS_KEPT = 2
 
 
 def is_journal(connection: Connection) -> bool:
@@ -173,3 +180,44 @@ def run_migrations(connection: Connection, revision: str | None) -> None:
         raise Unreadable(f"the journal is at revision {revision}, unknown to this server: start a newer memstream")
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+
+
+def copy_before_migration(data_dir: Path, connection: Connection, write_backup: Callable[[Path], None]) -> Path | None:
+    """Copy a journal whose tables are older than this server's; None if there is nothing to migrate.
+
+    `write_backup` copies it to a new file. Raises StorageFull, Unreadable.
+    """
+    revision = migrate.read_revision(connection)
+    if revision is None or revision >= migrate.HEAD:
+        return None
+    folder = data_dir / BACKUP_FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    target = folder / f"journal-{revision}.memstream"
+    fresh = target.with_suffix(".new")
+    fresh.unlink(missing_ok=True)  # of a start that was killed
+    try:
+        write_backup(fresh)
+    except StorageFull as error:
+        raise StorageFull(
+            f"the journal's tables are of revision {revision} and are copied before they become {migrate.HEAD}: "
+            f"{error}. Free space, or make a backup elsewhere (memstream backup) and start with migration_backups = 0"
+        ) from error
+    fresh.chmod(0o600)
+    fresh.rename(target)
+    return target
+
+
+def list_copies(data_dir: Path) -> list[Path]:
+    """The copies, by revision of their tables, the oldest first."""
+    return sorted((data_dir / BACKUP_FOLDER).glob("journal-*.memstream"))
+
+
+def remove_copies(data_dir: Path, kept: int) -> list[Path]:
+    """Remove all copies but those of the latest `kept` revisions, and what a killed start left; returns the copies."""
+    for unfinished in (data_dir / BACKUP_FOLDER).glob("journal-*.new"):
+        unfinished.unlink(missing_ok=True)
+    found = list_copies(data_dir)
+    removed = found[: max(0, len(found) - kept)]
+    for file in removed:
+        file.unlink(missing_ok=True)
+    return removed

@@ -4,10 +4,7 @@ Invariant: nothing here changes the journal, its directory or its database.
 
 verify: runs all checks, a memory or conversation at a time
 report: counts and violations
-fragments: fragments against the event log
-conflicts: suspicions between fragments of the memory
-versions: versions against the event log
-recall_receipts: receipts of recalls against the event log
+fragments: fragments, their versions, suspicions and receipts of recalls, against the event log
 producers: producers, receipts, and receipts that are not stored yet
 conversations: messages and plans against their columns
 operations: operations; describes unfinished ones

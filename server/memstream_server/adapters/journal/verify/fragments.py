@@ -1,4 +1,7 @@
-"""`memstream verify`: checks a memory's fragments against its event log."""
+"""`memstream verify`: checks a memory's fragments, and what refers to them, against its event log.
+
+What refers to fragments: their earlier versions, suspicions between two of them, and receipts of recalls.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +18,29 @@ from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS, fetch_pages, f
 from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT
 from memstream_server.adapters.journal.sql.schema import (
     anchors,
+    conflicts,
     event_fragments,
     events,
     fragments,
     key_position,
     key_range,
     outbox,
+    recall_receipts,
+    row_key,
     vectors,
+    versions,
 )
 from memstream_server.adapters.journal.sql.vector_forms import has_valid_length
 from memstream_server.core.events import Event, EventType, list_concerned
 from memstream_server.core.replay_events import GONE, Place, fold_event, fold_known, list_differences, place_of
+from memstream_server.core.suspicions import ConflictDecision, ConflictReason
 from memstream_server.core.values import Enhancement, Fragment, Tier
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.spaces import Space
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal.verify.report import Report
+
 
 _low, _high, _limit = (
     bindparam("low", type_=BigInteger),
@@ -369,3 +378,145 @@ def _compare_places(checking: _MemoryCheck, listing: _FragmentTable, places: dic
         if id_ not in places and whole:
             checking.report.count_checked("fragments")
             checking.add_violation("fragments", f"is in {listed.tier}, its events say it does not exist", id_)
+
+
+_CONFLICTS = select(conflicts).where(conflicts.c.memory == bindparam("number"))
+_known_ids = select(fragments.c.id).where(fragments.c.memory == bindparam("number"))
+_STRAYS = {
+    side.name: select(side).where(conflicts.c.memory == bindparam("number"), side.not_in(_known_ids))
+    for side in (conflicts.c.newer, conflicts.c.older)
+}
+_REASONS, _DECISIONS = frozenset(ConflictReason), frozenset(ConflictDecision)
+
+
+def check_conflicts(connection: Connection, memory: Row[Any], name: str, report: Report) -> None:
+    """Each names two fragments of the memory, a known reason, and a known decision with its time. Raises DBAPIError."""
+    for row in connection.execute(_CONFLICTS, {"number": memory.number}):
+        report.count_checked("conflicts")
+        if row.newer == row.older:
+            report.add_violation("conflicts", "a suspicion names one fragment twice", name, row.newer)
+        if row.reason not in _REASONS:
+            report.add_violation("conflicts", f"its suspicion has the reason {row.reason!r}", name, row.newer)
+        if row.decision and row.decision not in _DECISIONS:
+            report.add_violation("conflicts", f"its suspicion has the decision {row.decision!r}", name, row.newer)
+        if bool(row.decision) != (row.decide_time_us is not None):
+            report.add_violation("conflicts", "its suspicion has a decision or its time, not both", name, row.newer)
+    for side, statement in _STRAYS.items():
+        for (id_,) in connection.execute(statement, {"number": memory.number}):
+            report.add_violation("conflicts", f"is the {side} of a suspicion and is not in the memory", name, id_)
+
+
+RECEIPTS_CHECK = "recall_receipts"
+_RECEIPTS = (
+    select(recall_receipts.c.key, recall_receipts.c.id, recall_receipts.c.payload, events.c.payload)
+    .outerjoin(events, events.c.key == recall_receipts.c.key)
+    .where(recall_receipts.c.key.between(bindparam("low"), bindparam("high")))
+    .order_by(recall_receipts.c.key)
+)
+
+
+def check_recall_receipts(connection: Connection, memory: Row[Any], name: str, report: Report) -> None:
+    """Each must be readable, of an earlier revision, and named by the RECALLED of its revision. Raises DBAPIError."""
+    low, high = key_range(memory.number)
+    for key, id_, payload, logged in connection.execute(_RECEIPTS, {"low": low, "high": high}):
+        report.count_checked(RECEIPTS_CHECK)
+        for text in _find_receipt_faults(key_position(key), id_, payload, logged, memory.revision):
+            report.add_violation(RECEIPTS_CHECK, f"the receipt {id_} {text}", name)
+
+
+def _find_receipt_faults(written: int, id_: str, payload: bytes, logged: bytes | None, revision: int) -> list[str]:
+    """`logged`: the events of the revision that wrote it; None if the log no longer has it."""
+    try:
+        receipt = codec.decode_recall_receipt(payload)
+        happened = () if logged is None else codec.decode_events(logged)
+    except (JournalError, ValueError) as error:
+        return [f"cannot be read: {error}"]
+    found = []
+    if receipt.id != id_:
+        found.append(f"says that it is {receipt.id}")
+    if written > revision:
+        found.append("is above the memory's revision")
+    if receipt.revision >= written:
+        found.append(f"ranks revision {receipt.revision}, and was written by revision {written}")
+    if logged is not None and not any(one.type is EventType.RECALLED and one.receipt == id_ for one in happened):
+        found.append("is not named by an event of its revision")
+    if not {one.id for one in receipt.ranking}.issuperset(receipt.erased):
+        found.append("marks a fragment as erased that it does not rank")
+    return found
+
+
+VERSIONS_CHECK = "versions"
+_after = bindparam("after", type_=BigInteger)
+_VERSIONS: Select[*tuple[Any, ...]] = (
+    select(
+        versions.c.key,
+        versions.c.replaced,
+        fragments.c.id,
+        versions.c.event,
+        versions.c.payload,
+        versions.c.terms,
+        versions.c.model,
+        func.length(versions.c.vector, type_=BigInteger),
+    )
+    .outerjoin(fragments, fragments.c.key == versions.c.key)
+    .where(
+        versions.c.key.between(_low, _high),
+        (versions.c.key > _low) | (versions.c.replaced > _after),
+    )
+    .order_by(versions.c.key, versions.c.replaced)
+    .limit(_limit)
+)
+_REPLACING_EVENT = select(events.c.payload).where(events.c.key == bindparam("key"))
+
+
+def check_versions(
+    connection: Connection, memory: Row[Any], name: str, report: Report, computed: Collection[str]
+) -> None:
+    """Each version must be readable, belong to a fragment, and be replaced by an event of it that the log names."""
+    low, high = key_range(memory.number)
+    after = -1
+    while True:
+        rows = fetch_rows(connection, _VERSIONS, {"low": low, "high": high, "after": after, "limit": PAGE_ROWS})
+        for row in rows:
+            report.count_checked(VERSIONS_CHECK)
+            for text in _find_version_faults(connection, memory, row, computed):
+                report.add_violation(VERSIONS_CHECK, text, name, row[2] or "")
+        if len(rows) < PAGE_ROWS:
+            return
+        low, after = rows[-1][0], rows[-1][1]
+
+
+def _find_version_faults(
+    connection: Connection, memory: Row[Any], row: list[Any], computed: Collection[str]
+) -> list[str]:
+    _, replaced, id_, event, payload, terms, model, vector_bytes = row
+    if id_ is None:
+        return [f"a version that revision {replaced} replaced has no fragment"]
+    found = []
+    try:
+        fragment = codec.decode_fragment(payload, 0, 0)
+        codec.decode_terms(terms)
+        if fragment.id != id_:
+            found.append(f"its version {replaced} is of the fragment {fragment.id}")
+        if fragment.version >= replaced:
+            found.append(f"its version {replaced} was written at revision {fragment.version}")
+    except (JournalError, ValueError) as error:
+        found.append(f"its version {replaced} cannot be read: {error}")
+    if vector_bytes is not None and not has_valid_length(vector_bytes, None, computed=model in computed):
+        found.append(f"the vector of its version {replaced} has {vector_bytes} bytes")
+    if replaced > memory.revision:
+        found.append(f"its version {replaced} is above the memory's revision")
+    elif not _is_logged(connection, row_key(memory.number, replaced), id_, event):
+        found.append(f"its version {replaced} was replaced ({event}), and the events of that revision do not say so")
+    return found
+
+
+def _is_logged(connection: Connection, key: int, fragment: str, event: str) -> bool:
+    """Whether the log has that event; true if it no longer has the revision."""
+    payload = connection.execute(_REPLACING_EVENT, {"key": key}).scalar_one_or_none()
+    if payload is None:
+        return True
+    try:
+        return any(one.fragment == fragment and one.type is EventType(event) for one in codec.decode_events(payload))
+    except (JournalError, ValueError):
+        return False

@@ -29,15 +29,17 @@ from memstream_server.adapters.journal.sql.schema import (
     messages,
     plans,
 )
-from memstream_server.adapters.journal.verify.conflicts import check_conflicts
 from memstream_server.adapters.journal.verify.conversations import check_conversation, check_states
-from memstream_server.adapters.journal.verify.fragments import check_fragments
+from memstream_server.adapters.journal.verify.fragments import (
+    check_conflicts,
+    check_fragments,
+    check_recall_receipts,
+    check_versions,
+)
 from memstream_server.adapters.journal.verify.operations import check_operations
 from memstream_server.adapters.journal.verify.producers import check_producers
 from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal, check_version
-from memstream_server.adapters.journal.verify.recall_receipts import check_recall_receipts
 from memstream_server.adapters.journal.verify.report import Report
-from memstream_server.adapters.journal.verify.versions import check_versions
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import MemoryRecord, NamespaceBytes
 from memstream_server.ports.journal.spaces import Space

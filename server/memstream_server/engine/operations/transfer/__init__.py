@@ -3,12 +3,10 @@
 transfers: what the rpcs call: the exporter and the importer of a process
 lines: the kinds of lines, with their bounds; docs/export.schema.json is generated from them
 export_memory: writes each memory and each conversation at one revision
-import_memory: turns checked lines into memories and conversations, as an operation
-import_cleanup: removes files and temporary memories that imports leave
+import_memory: turns checked lines into memories and conversations, as an operation; removes what imports leave
 upload: stores and checks the lines of an import as they arrive
 check_lines: whether lines are an export that can be imported; no I/O
 read_lines: reads checked lines in batches, off the event loop
 place_fragments: the transition that puts imported fragments into their tiers
-compare_exports: whether the existing data equals that of a file; blocking, for the journal's reader thread
 disk_space: the transfer directory and the free space that it keeps
 """

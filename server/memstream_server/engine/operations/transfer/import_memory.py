@@ -4,25 +4,30 @@ Rule 1. Everything is checked and compared with existing data before anything is
 Rule 2. A memory is built in the unnamed namespace by transitions in its own order. The last one gives it its name, so
 no client sees a partial memory. Conversations are built the same way.
 Rule 3. Results of an earlier run, of this operation or another one with the same file, are found and kept.
+Comparing is blocking work, of the journal's reader thread.
+Rule 4. What imports leave behind is removed: uploaded files, and memories and conversations with a temporary name.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 import structlog
 
 from memstream_server.core.events import Event, EventType
+from memstream_server.core.policy import RetentionPolicy
+from memstream_server.core.retention import is_expired
 from memstream_server.core.suspicions import Suspicion
-from memstream_server.engine.byte_quota import check_bytes
 from memstream_server.engine.errors import (
     QUOTA_RETRY_S,
+    EngineError,
     JournalUnavailable,
     MemoryExists,
     MemoryNotFound,
@@ -35,35 +40,42 @@ from memstream_server.engine.memory.enrich import enhances_short_term
 from memstream_server.engine.operations.progress import Progress
 from memstream_server.engine.operations.runner import OperationRunner
 from memstream_server.engine.operations.transfer.check_lines import Summary, Terms
-from memstream_server.engine.operations.transfer.compare_exports import same_conversation, same_memory
 from memstream_server.engine.operations.transfer.disk_space import Disk
-from memstream_server.engine.operations.transfer.import_cleanup import ImportCleanup
+from memstream_server.engine.operations.transfer.export_memory import fragment_line
 from memstream_server.engine.operations.transfer.lines import (
     BlockLine,
     ConflictLine,
     ConversationLine,
     FragmentLine,
     MemoryLine,
+    MessageLine,
+    PlanLine,
     StateLine,
     policy_of,
 )
-from memstream_server.engine.operations.transfer.place_fragments import enrich_lines, transition_of
-from memstream_server.engine.operations.transfer.read_lines import Reader, block_of, message_of, plan_of
-from memstream_server.engine.operations.transfer.upload import Upload, invalid_field
+from memstream_server.engine.operations.transfer.place_fragments import enrich_lines, fragment_of, transition_of
+from memstream_server.engine.operations.transfer.read_lines import Reader, block_of, lines_from, message_of, plan_of
+from memstream_server.engine.operations.transfer.upload import SUFFIX, Upload, invalid_field
+from memstream_server.engine.quotas import check_bytes
 from memstream_server.engine.runtime.call_context import PRINCIPAL, complete
 from memstream_server.engine.runtime.clock import encode_ulid
 from memstream_server.ports.conversation_records import SessionStore, StateName, StateScope
-from memstream_server.ports.conversations import ConversationName, Details, NotThere, Status
+from memstream_server.ports.conversations import ConversationName, ConversationScan, Details, Message, NotThere, Status
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError
+from memstream_server.ports.journal.reading import MemoryScan
 from memstream_server.ports.journal.records import MemoryRecord, staged_name
 from memstream_server.ports.journal.writing import Resolution
 from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.actor import Actor
-    from memstream_server.engine.operations.runner import AnswerOf
+    from memstream_server.engine.operations.runner import AnswerOf, OperationRunner
+    from memstream_server.engine.operations.transfer.disk_space import Disk
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.runtime.registry import Registry
+    from memstream_server.ports.conversations import ConversationStore
+    from memstream_server.ports.journal.port import Journal
+
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -72,6 +84,8 @@ BATCH = 256
 """Fragments, or messages, per commit."""
 POLL_INTERVAL_S = 0.5
 """How often a wait for a model checks for cancellation."""
+TIDY_RETRY_S = 30.0
+"""Pause before a failed cleanup is retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,3 +455,154 @@ async def _map_errors(work: Awaitable[None], target: Target) -> None:
         raise JournalUnavailable("a memory was deleted during the import", retry_after_s=0.5) from error
     except JournalError as error:
         raise write_error(error) from error
+
+
+def same_memory(scan: MemoryScan, path: Path, offset: int, now_us: int) -> str:
+    """How a memory differs from the lines of a file; empty if it does not. Ignores access statistics and expired
+    fragments.
+    """
+    retention = scan.record.policy.retention
+    lines = _unexpired_lines(path, offset, now_us, retention)
+    for page in scan.pages():
+        for fragment, _ in page:
+            if is_expired(fragment, now_us, retention):
+                continue
+            line = next(lines, None)
+            here = fragment_line(fragment, None, scan.anchors.get(fragment.id), False)
+            if line is None or line.id != fragment.id:
+                return f"it has a fragment {fragment.id} that the import lacks at this position"
+            if _strip_volatile(line) != _strip_volatile(here):
+                return f"its fragment {fragment.id} has other values"
+    line = next(lines, None)
+    return _compare_blocks(scan, path, offset) if line is None else f"it lacks the fragment {line.id}"
+
+
+def _compare_blocks(scan: MemoryScan, path: Path, offset: int) -> str:
+    """How the blocks differ; empty also if they were written since."""
+    lines = [line for line in lines_from(path, offset) if isinstance(line, BlockLine)]
+    here = {block.version: replace(block, principal="") for block in scan.blocks}
+    if lines and scan.block_version <= lines[-1].version:
+        for line in lines:
+            if here.get(line.version) != block_of(line):
+                return f"it lacks version {line.version} of the block {line.name}, or that version differs"
+    return ""
+
+
+def _unexpired_lines(path: Path, offset: int, now_us: int, retention: RetentionPolicy) -> Iterator[FragmentLine]:
+    """The memory's fragments that have not expired, up to the next line of another type."""
+    for line in lines_from(path, offset):
+        if not isinstance(line, FragmentLine):
+            return
+        if not is_expired(fragment_of(line, ""), now_us, retention):
+            yield line
+
+
+def _strip_volatile(line: FragmentLine) -> FragmentLine:
+    """The line without values that a read changes or an import makes."""
+    return msgspec.structs.replace(
+        line,
+        version=0,
+        access_time_us=0,
+        access_count=0,
+        own_vector=False,
+        model="",
+        vector=None,
+        content_vector=None,
+        conflicts=[],
+    )
+
+
+def same_conversation(scan: ConversationScan, path: Path, offset: int) -> str:
+    """How a conversation differs from the lines of a file; empty also if it has been continued since."""
+    messages = scan.messages()
+    plans = {plan.number for plan in scan.plans()}
+    for line in lines_from(path, offset):
+        if isinstance(line, MessageLine):
+            wanted = message_of(line)
+            if _next_message(messages, wanted.number) != wanted:
+                return f"it lacks message {line.number}, or that message differs"
+        elif isinstance(line, PlanLine) and line.number not in plans:
+            return f"it lacks plan {line.number}"
+    return ""
+
+
+def _next_message(messages: Iterator[Message], number: int) -> Message | None:
+    """The first message with that number or a higher one."""
+    return next((found for found in messages if found.number >= number), None)
+
+
+class ImportCleanup:
+    """The cleanup of a process's imports."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        conversations: ConversationStore,
+        runner: OperationRunner,
+        disk: Disk,
+        delete: Callable[[MemoryRecord], Awaitable[None]],
+    ) -> None:
+        self._journal = journal
+        self._conversations = conversations
+        self._runner = runner
+        self._disk = disk
+        self._delete = delete
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, unfinished: Callable[[], Awaitable[list[Operation]]]) -> None:
+        """Remove what ended imports have left, and later what the unfinished ones leave."""
+        # In this order: another server may start an import at any time, and writes its operation first.
+        memories, names = await self._staged_memories(), await self._conversations.list_names("", "", 1_000_000)
+        going_on = {one.id: one for one in await unfinished() if one.type == "import"}
+        for record in memories:
+            if record.name.partition(".")[0] not in going_on:
+                await self._delete(record)
+        for name in names:
+            if name.partition(".")[0] not in going_on:
+                await self._conversations.discard_staged(name)
+        kept = {json.loads(one.payload)["file"] for one in going_on.values()}
+        await asyncio.to_thread(self._remove_files, kept)
+        for operation in going_on.values():
+            self.remove_after(operation)
+
+    async def stop(self) -> None:
+        """Stop the cleanup; the next start does it."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def remove_after(self, operation: Operation) -> None:
+        """Remove what the operation leaves, once it has ended."""
+        task = asyncio.create_task(self._remove_when_ended(operation))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _remove_when_ended(self, operation: Operation) -> None:
+        """Remove what the operation leaves, after its end: an unfinished one may be resumed."""
+        while True:
+            try:
+                await self._runner.wait_for_end(operation.id)
+                await self._remove_leftovers(operation)
+            except (EngineError, JournalError) as error:
+                log.warning("import_cleanup_failed", operation=operation.id, error=error)
+                await asyncio.sleep(TIDY_RETRY_S)
+            else:
+                return
+
+    async def _remove_leftovers(self, operation: Operation) -> None:
+        path = self._disk.directory / json.loads(operation.payload)["file"]
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+        for record in await self._staged_memories():
+            if record.name.startswith(f"{operation.id}."):
+                await self._delete(record)
+        for name in await self._conversations.list_names("", f"{operation.id}.", 1_000_000):
+            if name.startswith(f"{operation.id}."):
+                await self._conversations.discard_staged(name)
+
+    async def _staged_memories(self) -> list[MemoryRecord]:
+        return await self._journal.list_memories("", "", 1_000_000)
+
+    def _remove_files(self, kept: set[str]) -> None:
+        for path in self._disk.directory.glob(f"*{SUFFIX}"):
+            if path.name not in kept:
+                path.unlink(missing_ok=True)

@@ -1,11 +1,14 @@
-"""The console: a static page that calls the contract as JSON, and what its caller may do.
+"""The pages of the HTTP port: the console, and Prometheus metrics at `/metrics`.
 
-Rule 1. The files are read once and found by their exact path, so no request reaches the file system.
-Rule 2. The page may load and call this origin only, and the browser refuses to make markup of text (trusted types).
+Rule 1. The console's files are read once and found by their exact path, so no request reaches the file system.
+Rule 2. The console may load and call this origin only, and the browser refuses to make markup of text (trusted types).
+Rule 3. The metrics sum up all tenants, so they take the right `admin` in the namespace "*". Without authentication
+every caller has every right, and the port is reachable from this machine alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import mimetypes
 from dataclasses import dataclass
@@ -13,12 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
+from connectrpc.code import Code
+from prometheus_client.exposition import choose_encoder
 from starlette.responses import JSONResponse, Response
 
-from memstream_server.rpc.http.callers import ask_rights
+from memstream_server.rpc.access.caller import Verb
+from memstream_server.rpc.http.call import HttpCall, metadata_of
+from memstream_server.rpc.http.errors import connect_error
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from memstream_server.rpc.access.caller import Verb
     from memstream_server.rpc.http.port import RightsOf
+
 
 FOLDER = Path(__file__).parents[2] / "console"
 RIGHTS = "/console/rights"
@@ -29,6 +40,8 @@ SECURITY_HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+METRICS = "/metrics"
+_STATUS = {Code.UNAUTHENTICATED: 401, Code.PERMISSION_DENIED: 403, Code.INVALID_ARGUMENT: 400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +106,48 @@ class Console:
             return asked
         principal, verbs = asked
         return JSONResponse({"principal": principal, "rights": [verb.value for verb in verbs]})
+
+
+class MetricsPage:
+    """An ASGI application for `/metrics`."""
+
+    def __init__(self, registry: CollectorRegistry, rights_of: RightsOf) -> None:
+        self._registry = registry
+        self._rights_of = rights_of
+
+    def serves(self, path: str) -> bool:
+        """Whether the path is this page's."""
+        return path == METRICS
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        respond = await self._answer(scope)
+        await respond(scope, receive, send)
+
+    async def _answer(self, scope: Any) -> Response:
+        if scope["method"] not in ("GET", "HEAD"):
+            return JSONResponse({"code": "unimplemented", "message": "the metrics take GET"}, 405)
+        asked = await ask_rights(self._rights_of, METRICS, scope, "")
+        if isinstance(asked, Response):
+            return asked
+        principal, verbs = asked
+        if Verb.ADMIN not in verbs:
+            message = f'{principal} needs the right admin in the namespace "*": metrics sum up all tenants'
+            return JSONResponse({"code": "permission_denied", "message": message}, 403)
+        accepted = dict(scope["headers"]).get(b"accept", b"").decode("latin-1")
+        encode, media_type = choose_encoder(accepted)
+        body = await asyncio.to_thread(encode, self._registry)  # takes milliseconds, which the event loop does not have
+        return Response(body, headers={"content-type": media_type})
+
+
+async def ask_rights(rights_of: RightsOf, path: str, scope: Any, namespace: str) -> tuple[str, list[Verb]] | Response:
+    """The caller's principal and rights in the namespace (empty: the whole server), or the answer that refuses it."""
+    client = scope.get("client") or ("", 0)
+    try:
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        return await rights_of(path, HttpCall(metadata_of(headers), f"{client[0]}:{client[1]}", None), namespace)
+    except ValueError as error:
+        return JSONResponse({"code": "invalid_argument", "message": str(error)}, 400)
+    except Exception as error:
+        refused = connect_error(error)
+        answer = {"code": refused.code.value, "message": refused.message}
+        return JSONResponse(answer, _STATUS.get(refused.code, 503))
