@@ -15,12 +15,13 @@ To read or write differently, subclass it and override `read_memories`, `write_m
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import ClassVar, Self, TypedDict
+from typing import ClassVar, Self, TypedDict, Unpack
 
 from memstream.answer_values import Answer
-from memstream.argument_types import Several
+from memstream.argument_types import Count, Several
 from memstream.arguments import check_constructor, check_fields, check_methods
 from memstream.client import Client
+from memstream.context import Context, ContextOptions, ContextText
 from memstream.conversations import Conversation
 from memstream.errors import MemoryExists
 from memstream.memory import Memory
@@ -189,6 +190,23 @@ class AgentMemory(AgentTemplates):
     async def prompt(self, question: str) -> str:
         """The question with its recalled memories, rendered by `user_prompt_template`."""
         return self.prompt_text(question, await self.read_memories(question))
+
+    async def context(
+        self,
+        question: str,
+        *,
+        blocks: Several[str] = (),
+        budget: Count = 0,
+        after: ContextText | bytes | None = None,
+        **options: Unpack[ContextOptions],
+    ) -> Context:
+        """The context of a turn from the memory and its conversation, in place of `prompt`: each turn's text begins
+        with that of the turn before. `record` of the result takes the place of `write_memories`. See Memory.context.
+        """
+        talk = "" if self.conversation is None else self.conversation.path
+        return await self.memory.context(
+            question, conversation=talk, blocks=blocks, budget=budget, after=after, **options
+        )
 
     async def write_memories(
         self,

@@ -30,6 +30,7 @@ from memstream.codec import (
     version_from_wire,
 )
 from memstream.conflict_values import ConflictDecision, ConflictRecord
+from memstream.context import Context, ContextOptions, ContextText, context_to_wire
 from memstream.filter_codec import filter_to_wire, tiers_to_wire
 from memstream.fragment_listing import FragmentListing, list_request, set_key
 from memstream.listed_codec import (
@@ -152,6 +153,22 @@ class Memory:
         )
         answer = await self._link.call(self._link.streams.RecallOnce, request, self._path, options.get("timeout_s"))
         return answer_from_wire([answer.recollections], answer.done)
+
+    async def context(
+        self,
+        question: str,
+        *,
+        conversation: str = "",
+        blocks: Several[str] = (),
+        budget: Count = 0,
+        after: ContextText | bytes | None = None,
+        **options: Unpack[ContextOptions],
+    ) -> Context:
+        """As `Client.context`, with this memory alone; `blocks`: names of its blocks, or paths of others."""
+        paths = [name if "#" in name else f"{self.path}#{name}" for name in blocks]
+        request = context_to_wire([self.path], question, conversation, paths, budget, after, False, options)
+        answer = await self._link.call(self._link.contexts.Context, request, None, options.get("timeout_s"))
+        return Context(self._link, request, answer)
 
     async def observe_batch(
         self,

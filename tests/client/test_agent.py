@@ -296,3 +296,25 @@ def test_missing_jinja_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError, match=r"\.\[agent\]"):
         templates.render_template("t", "x", {})
+
+
+async def test_turns_of_an_agent_keep_their_beginning(client: memstream.Client, path: str) -> None:
+    joy = await AgentMemory.open(client, path, kind=MemoryKind.HYBRID)
+    await joy.memory.blocks.put("persona", "You are Joy.")
+    await joy.observe(["Bob is allergic to nuts"])
+    turn = await joy.context("What is Bob allergic to?", blocks=["persona"], budget=900)
+    assert turn.text.startswith('<memstream kind="block"')
+    assert "Bob is allergic to nuts" in turn.text
+    await turn.record("What is Bob allergic to?", "Nuts.")
+    later = await joy.context("Since when?", blocks=[f"{path}#persona"], budget=900, after=turn.position)
+    assert later.text.startswith(turn.text)
+    assert "assistant: Nuts." in later.text
+
+
+def test_the_blocking_agent_has_contexts_too(real: ServerProcess, path: str) -> None:
+    with memstream.sync.connect(real.address) as client:
+        joy = SyncAgentMemory.open(client, path)
+        joy.observe(["Bob likes trains"])
+        turn = joy.context("What does Bob like?")
+        turn.record("What does Bob like?", "Trains.")
+        assert joy.context("Which ones?", after=turn).text.startswith(turn.text)

@@ -107,6 +107,11 @@ async def test_observed_prompts_lose_what_was_injected(client: memstream.Client,
     contents = [one.content async for one in bob.list_fragments()]
     assert "user: What is Bob allergic to?\n\n" in contents
     assert sum("allergic to nuts" in one for one in contents) == 1
+    (kept,) = [one async for one in bob.list_fragments() if one.content.startswith("user:")]
+    await bob.update_fragment(kept.id, content=f"edited\n{turn.text}")
+    assert (await bob.get_fragment(kept.id)).content == "edited\nuser: What is Bob allergic to?\n\n"
+    with pytest.raises(memstream.InvalidRequest, match="content: has only what a context injected"):
+        await bob.update_fragment(kept.id, content=turn.parts[0].text)
     with pytest.raises(memstream.InvalidRequest, match="only what a context injected"):
         await bob.observe_batch([turn.parts[0].text])
 
@@ -172,6 +177,7 @@ async def test_bodies_of_any_json_are_shown(client: memstream.Client, bob: memst
         ({"budget": 3}, "the question has"),
         ({"budget": 100, "tail_tokens": TokenBounds(minimum=99)}, "minima of the parts"),
         ({"tokenizer": "no-such"}, "tokenizer: is 'no-such': this server has 'bytes/4'"),
+        ({"limit": 10**6}, "INVALID_FIELD: limit: "),
         ({"after": b"forged"}, "after: is no position"),
         ({"conversation": "nowhere"}, "conversation: is 'nowhere'"),
         ({"blocks": ["nowhere"]}, r"blocks\[0\]: is 'nowhere'"),

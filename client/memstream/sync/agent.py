@@ -5,13 +5,15 @@ Written by scripts/sync_sdk.py: change the asynchronous class, then run `make ge
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Self, Unpack
 
 from memstream.agent import ActionOutput, AgentTemplates, default_create_options
-from memstream.argument_types import Several
+from memstream.argument_types import Count, Several
 from memstream.arguments import check_constructor, check_methods
+from memstream.context import ContextOptions, ContextText
 from memstream.errors import MemoryExists
 from memstream.policy import PolicyLike
+from memstream.sync.bases import Context
 from memstream.sync.client import Client
 from memstream.sync.conversations import Conversation
 from memstream.sync.memory import Memory
@@ -68,6 +70,21 @@ class AgentMemory(AgentTemplates):
     def prompt(self, question: str) -> str:
         """The question with its recalled memories, rendered by `user_prompt_template`."""
         return self.prompt_text(question, self.read_memories(question))
+
+    def context(
+        self,
+        question: str,
+        *,
+        blocks: Several[str] = (),
+        budget: Count = 0,
+        after: ContextText | bytes | None = None,
+        **options: Unpack[ContextOptions],
+    ) -> Context:
+        """The context of a turn from the memory and its conversation, in place of `prompt`: each turn's text begins
+        with that of the turn before. `record` of the result takes the place of `write_memories`. See Memory.context.
+        """
+        talk = "" if self.conversation is None else self.conversation.path
+        return self.memory.context(question, conversation=talk, blocks=blocks, budget=budget, after=after, **options)
 
     def write_memories(
         self,

@@ -16,11 +16,12 @@ from memstream.argument_types import Count, Items, Moment, Position, Seconds, Se
 from memstream.arguments import check_methods
 from memstream.codec import Observable
 from memstream.conflict_values import ConflictDecision, ConflictRecord
+from memstream.context import ContextOptions, ContextText
 from memstream.listed_values import FragmentOrder, OpenStandingQuery, SessionSummary
 from memstream.policy import PolicyLike
 from memstream.receipt_values import RecallReceipt, Replay
 from memstream.resources import Cursor, Event, FragmentHistory, MemoryInfo, MemoryStats, Operation, Put
-from memstream.sync.bases import Handle, Listed
+from memstream.sync.bases import Context, Handle, Listed
 from memstream.sync.blocks import Blocks
 from memstream.sync.loop import LOOP
 from memstream.sync.streams import ObserveStream, RecallStream, Watch
@@ -126,6 +127,25 @@ class Memory(Handle):
     def recall_once(self, what: str | Structured, *, session: str = "", **options: Unpack[RecallOptions]) -> Answer:
         """Answers one query; see RecallOptions."""
         return LOOP.run(self._inner.recall_once(what, session=session, **options))
+
+    def context(
+        self,
+        question: str,
+        *,
+        conversation: str = "",
+        blocks: Several[str] = (),
+        budget: Count = 0,
+        after: ContextText | bytes | None = None,
+        **options: Unpack[ContextOptions],
+    ) -> Context:
+        """As `Client.context`, with this memory alone; `blocks`: names of its blocks, or paths of others."""
+        return Context(
+            LOOP.run(
+                self._inner.context(
+                    question, conversation=conversation, blocks=blocks, budget=budget, after=after, **options
+                )
+            )
+        )
 
     def observe_batch(
         self,

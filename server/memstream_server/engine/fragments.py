@@ -232,8 +232,7 @@ class Fragments:
         while more and wanted > 0:
             part, more = await self._journal.list_fragment_events(record.uid, id, after, wanted)
             found += part
-            wanted -= sum(len(one.events) for one in part)
-            after = part[-1].revision if part else after
+            wanted, after = wanted - sum(len(one.events) for one in part), part[-1].revision if part else after
         return found, found[-1].revision if more else None, pruned, record.uid
 
     async def list_sessions(

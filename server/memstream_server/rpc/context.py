@@ -51,7 +51,7 @@ class ContextService:
         if request.scopes:
             session = "" if read.conversation is None else read.conversation.name
             query = _make_query(request)
-            scoped = ScopedQuery(self._engine, self._forwarding, self._limits, query, session, context)
+            scoped = ScopedQuery(self._engine, self._forwarding, self._limits, query, session, context, prefix="")
         time_s = request.timeout.ToMicroseconds() / 1e6 if request.HasField("timeout") else _TIMEOUT_DEFAULT_S
         if (remaining_s := context.time_remaining()) is not None:
             time_s = min(time_s, wait_limit_s(remaining_s))

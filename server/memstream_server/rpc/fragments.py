@@ -357,11 +357,8 @@ def _read_change(found: Violations, request: pb.UpdateFragmentRequest, limits: L
         if name in paths and message.HasField(name)
     }
     structured, content = None, None
-    if "structured" in paths:
-        structured = observations.structured_of(message.structured)
-        content = observations.content_checked(found, "fragment.structured", structured.text(), limits)
-    elif "content" in paths:
-        content = observations.content_checked(found, "fragment.content", message.content, limits)
+    if paths & {"structured", "content"}:
+        structured, content = observations.read_body(found, message, "structured" in paths, limits, "fragment.")
     return FragmentChange(
         id=message.id,
         content=content,

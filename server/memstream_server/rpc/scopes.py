@@ -110,15 +110,16 @@ class ScopedQuery:
         message: pb.RecallQuery,
         session: str,
         context: _Context,
+        prefix: str = "query.",
     ) -> None:
-        """Raises InvalidField."""
+        """prefix: of the fields that an error names. Raises InvalidField."""
         self._engine = engine
         self._forwarding = forwarding
         self._session = session
         self._context = context
         self._partial = message.partial
         self._alone = scopes.only_memory(message) is not None
-        self.whole, self._scopes = scopes.read_scopes(message, session, limits, engine.dimension)
+        self.whole, self._scopes = scopes.read_scopes(message, session, limits, engine.dimension, prefix)
 
     @property
     def selects(self) -> bool:

@@ -87,7 +87,7 @@ def read_observation(
     prefix: str = "",
 ) -> NewObservation:
     """One observation; violations go to `found`, with `prefix` before the field's name."""
-    structured, content = _read_body(found, message, limits, prefix)
+    structured, content = read_body(found, message, message.HasField("structured"), limits, prefix)
     expiry = message.WhichOneof("expiry")
     importance = message.importance if message.HasField("importance") else None
     if importance is not None:
@@ -160,13 +160,14 @@ def content_checked(found: Violations, field: str, content: str, limits: Limits)
     return content
 
 
-def _read_body(
-    found: Violations, message: pb.Observation, limits: Limits, prefix: str
+def read_body(
+    found: Violations, message: pb.Observation | pb.Fragment, structured: bool, limits: Limits, prefix: str
 ) -> tuple[Structured | None, str]:
-    if message.WhichOneof("body") == "structured":
-        structured = structured_of(message.structured)
-        structured = Structured(**{name: drop_injected(getattr(structured, name)) for name in STRUCTURED_FIELDS})
-        return structured, content_checked(found, f"{prefix}structured", structured.text(), limits)
+    """(parts, text) of the structured body, or (None, text), without what a context injected into them."""
+    if structured:
+        step = structured_of(message.structured)
+        step = Structured(**{name: drop_injected(getattr(step, name)) for name in STRUCTURED_FIELDS})
+        return step, content_checked(found, f"{prefix}structured", step.text(), limits)
     content = drop_injected(message.content)
     if message.content and not content:
         found.add(f"{prefix}content", "has only what a context injected")

@@ -42,38 +42,40 @@ def only_memory(query: pb.RecallQuery) -> tuple[str, str] | None:
     return named_memory(query.scopes[0]) if len(query.scopes) == 1 else None
 
 
-def read_scopes(message: pb.RecallQuery, session: str, limits: Limits, dimension: int) -> tuple[Query, list[Scope]]:
+def read_scopes(
+    message: pb.RecallQuery, session: str, limits: Limits, dimension: int, prefix: str = "query."
+) -> tuple[Query, list[Scope]]:
     """What is asked of all together, and the scopes with what each of their memories is asked. Raises InvalidField."""
     found = Violations()
     alone = only_memory(message) is not None
     if len(message.scopes) > SCOPES_MAX:
-        found.add("query.scopes", f"has {len(message.scopes)} entries, at most {SCOPES_MAX} are allowed")
+        found.add(f"{prefix}scopes", f"has {len(message.scopes)} entries, at most {SCOPES_MAX} are allowed")
         found.check()
-    _check_query(found, message, alone)
-    read = [_read_scope(found, f"query.scopes[{number}]", scope, limits) for number, scope in enumerate(message.scopes)]
+    _check_query(found, message, alone, prefix)
+    read = [_read_scope(found, f"{prefix}scopes[{at}]", scope, limits) for at, scope in enumerate(message.scopes)]
     named = [each.memory for each in message.scopes if each.memory]
     for twice in dict.fromkeys(each for each in named if named.count(each) > 1):
-        found.add("query.scopes", f"names {check.quote_text(twice)} twice: a memory is asked once")
+        found.add(f"{prefix}scopes", f"names {check.quote_text(twice)} twice: a memory is asked once")
     found.check()
     base = pb.RecallQuery()
     base.CopyFrom(message)
     del base.scopes[:]
     base.partial = False
-    whole = queries.read_query(base, session, limits, dimension)
+    whole = queries.read_query(base, session, limits, dimension, prefix)
     return whole, [
-        _with_query(scope, base, given, whole, alone, (session, limits, dimension))
+        _with_query(scope, base, given, whole, alone, (session, limits, dimension, prefix))
         for scope, given in zip(read, message.scopes, strict=True)
     ]
 
 
-def _check_query(found: Violations, message: pb.RecallQuery, alone: bool) -> None:
+def _check_query(found: Violations, message: pb.RecallQuery, alone: bool, prefix: str) -> None:
     if message.min_revision and not alone:
-        found.add("query.min_revision", "is given with several memories: give each scope its own")
+        found.add(f"{prefix}min_revision", "is given with several memories: give each scope its own")
     if message.HasField("as_of_revision") and not alone:
-        found.add("query.as_of_revision", "is given with several memories, which have no common revision")
+        found.add(f"{prefix}as_of_revision", "is given with several memories, which have no common revision")
     for name in ("word_statistics", "count_words"):
         if getattr(message, name):
-            found.add(f"query.{name}", "is given with scopes")
+            found.add(f"{prefix}{name}", "is given with scopes")
 
 
 def _read_scope(found: Violations, field: str, scope: RecallScope, limits: Limits) -> Scope:
@@ -136,7 +138,7 @@ def _with_query(
     given: RecallScope,
     whole: Query,
     alone: bool,
-    reading: tuple[str, Limits, int],
+    reading: tuple[str, Limits, int, str],
 ) -> Scope:
     """The scope with the query of each of its memories."""
     limits_more = given.HasField("limit") and not (base.HasField("limit") and base.limit <= given.limit)
