@@ -26,10 +26,14 @@ MAVEN = {
 GO = re.findall(r"^module (\S+)$", (ROOT / "client/go/go.mod").read_text("utf-8"), re.M)
 
 SUBCLASSED_ELSEWHERE = {
+    "agent_framework": ["agent-framework-core"],
+    "anthropic": ["anthropic"],
     "dbgpt": ["dbgpt"],
     "google": ["google-adk"],
     "langgraph": ["langgraph-checkpoint"],
+    "llama_index": ["llama-index-core"],
     "pydantic_ai": ["pydantic-ai-slim"],
+    "strands": ["strands-agents"],
 }
 """The packages of modules that are installed in environments of their own."""
 

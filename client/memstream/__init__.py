@@ -40,7 +40,8 @@ here.
 #   otel: OpenTelemetry tracing.
 #   sync: the blocking SDK.
 #   mcp, langgraph, dbgpt: adapters for MCP hosts, LangGraph and DB-GPT.
-#   google_adk, openai_agents, pydantic_ai: adapters for other agent frameworks (docs/frameworks.md).
+#   agent_framework, anthropic, google_adk, llama_index, openai_agents, pydantic_ai, strands: adapters for other agent
+#     frameworks (docs/frameworks.md).
 #   frameworks: what these share.
 
 from importlib import import_module

@@ -23,9 +23,14 @@ AnyClient: TypeAlias = Client | SyncClient
 Version: TypeAlias = tuple[int, ...]
 
 FRAMEWORKS: dict[str, tuple[Version, Version]] = {
+    "agent-framework-core": ((1, 23), (1, 24)),
+    "anthropic": ((2, 14), (2, 15)),
     "google-adk": ((2, 13), (2, 14)),
+    "langgraph-checkpoint": ((4, 1), (5,)),
+    "llama-index-core": ((0, 14), (0, 15)),
     "openai-agents": ((0, 24), (0, 25)),
     "pydantic-ai-slim": ((2, 68), (2, 69)),
+    "strands-agents": ((1, 62), (1, 63)),
 }
 """For each package, the lowest version that its adapter takes, and the first that it does not."""
 CALL_BYTES_MAX = 3 << 20

@@ -26,9 +26,13 @@ pytestmark = pytest.mark.toolchain
 
 FOLDER = Path(__file__).with_name("with_frameworks")
 FRAMEWORKS = {
+    "agent-framework": "agent_framework",
+    "anthropic": "anthropic",
     "google-adk": "google_adk",
+    "llama-index": "llama_index",
     "openai-agents": "openai_agents",
     "pydantic-ai": "pydantic_ai",
+    "strands": "strands",
 }
 """For each extra, the program of with_frameworks that runs its agent and has the tests of its adapter."""
 PYTEST = "-q --noconftest -p no:cacheprovider -c /dev/null -o asyncio_mode=auto --import-mode=importlib"
@@ -176,6 +180,8 @@ async def test_agent_remembers_in_another_process(framework: Framework, server: 
             await first.say("monday", "Please crash")
         assert await second.say("monday", "What is my name?") == "Your name is Bob."
         assert await second.say("monday", "What is the password?") == "The password is swordfish."
+        if not model.seen:  # the program's own model
+            return
         said = json.dumps(model.seen[-1].body["messages"])
         assert said.count("I am Bob") == said.count("is swordfish") - 1 == 1, "nothing is stored twice"
 
@@ -197,10 +203,11 @@ async def test_example_and_page_run(framework: Framework, server: ServerProcess)
             return await asyncio.to_thread(framework.environment.run, *words, home=framework.home, **asked)
 
         await run("-m", "tests.support.pages", str(page), server.address, str(framework.home))
-        assert "not known" in await run(str(ROOT / example), server.address)
-        assert "Your name is Bob" in await run(str(ROOT / example), server.address), (
-            "the second run remembers the first"
-        )
+        words = [str(ROOT / example), server.address]
+        if framework.name == "anthropic":  # its model is in its program
+            words = ["-m", framework.module, *words]
+        assert "not known" in await run(*words)
+        assert "Your name is Bob" in await run(*words), "the second run remembers the first"
 
 
 def test_adapter_passes_its_tests(framework: Framework, server: ServerProcess) -> None:
@@ -210,6 +217,6 @@ def test_adapter_passes_its_tests(framework: Framework, server: ServerProcess) -
         home=framework.home,
         MEMSTREAM_TARGET=server.address,
     )
-    ended = re.search(r"^(\d+) passed in ", printed, re.M)
+    ended = re.search(r"^(\d+) passed(?:, \d+ warnings?)? in ", printed, re.M)
     assert ended is not None, printed
     assert int(ended[1]) > 5

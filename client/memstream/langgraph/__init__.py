@@ -16,6 +16,9 @@ matching: evaluates filters and namespace conditions.
 naming: maps namespaces to memory names, and keys to external ids.
 """
 
-from memstream.langgraph.store import MemstreamStore
+from memstream.frameworks import framework
+
+with framework("langgraph-checkpoint"):
+    from memstream.langgraph.store import MemstreamStore
 
 __all__ = ["MemstreamStore"]
