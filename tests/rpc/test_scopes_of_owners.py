@@ -191,6 +191,37 @@ async def test_another_owner_counts_what_is_kept(two: Two) -> None:
     await until(counted)
 
 
+async def test_no_answer_waits_for_another_owners_accesses(two: Two) -> None:
+    asked: list[pb.RecallQuery] = []
+    counting, counted = asyncio.Event(), asyncio.Event()
+
+    async def answer(query: pb.RecallQuery) -> bytes:
+        made = pb.RecallOnceResponse()
+        if query.reinforce:
+            counting.set()
+            await counted.wait()  # after the answer
+        elif not query.count_words:
+            one = made.recollections.recollections.add(score=9, relevance=0.9)
+            one.fragment.MergeFrom(fragment_pb2.Fragment(id="0" * 26, content="tea"))
+        asked.append(query)
+        return made.SerializeToString()
+
+    scopes = [RecallScope(memory="ns/here"), RecallScope(memory="ns/there")]
+    query = pb.RecallQuery(text="hot tea", now=NOW, reinforce=True, limit=2, scopes=scopes)
+    async with owned_by(two, answer):
+        found = await two.front.streams.RecallOnce(pb.RecallOnceRequest(query=query), timeout=30)
+        await counting.wait()
+        assert asked
+        assert not any(one.reinforce for one in asked)
+        counted.set()
+        await until(lambda: _has_reinforced(asked))
+    assert found.recollections.recollections[0].memory == "ns/there"
+
+
+async def _has_reinforced(asked: list[pb.RecallQuery]) -> bool:
+    return asked[-1].reinforce
+
+
 async def test_an_owner_that_is_gone_is_named(two: Two) -> None:
     await two.other.stop(0.1)
     answer = await ask(two.front)

@@ -221,6 +221,7 @@ class Engine:
         await self.feeds.stop()
         await self._missing_vectors.stop()
         await self._jobs.stop()
+        await self.scopes.stop()
         await self._reinforcement.stop()
         await self._registry.close()
         # before the index, which may take seconds: other servers wait for the memories

@@ -12,7 +12,7 @@ import copy
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -36,12 +36,17 @@ from memstream_server.ports.journal.errors import (
 
 log = structlog.get_logger(__name__)
 
-GROUP_ROWS = 2_000
-"""Rows after which a group is committed even if more writes wait: some 30 ms of work,"""
-SHARED_ROWS = 200
-"""and of a group with writes of several callers: each waits for all of it."""
+GROUP_S = 0.03
+"""Expected work after which a group is committed even if more writes wait,"""
+SHARED_S = 0.003
+"""and while several principals write: each waits for all of a group, also of one that it is not in."""
+SEVERAL_S = 1.0
+"""Several principals write if a write of another one than before came in this time."""
 ROW_COST_S, WRITE_COST_S = 15e-6, 200e-6
-"""What a caller is charged in its turns for each row and for each write."""
+"""What each row and each write is expected to cost, times the caller's pace, which is measured."""
+PACE_MAX = 50.0
+PACES = 1_000
+"""Callers whose paces are kept."""
 
 SLOW_S = 5.0
 """Seconds after which a transaction that has not returned counts as a problem."""
@@ -71,6 +76,13 @@ class _Write(Struct, frozen=True, eq=False):
     """The uid of the memory that it writes, whose writes keep their order; empty: none."""
     ahead: ThreadWork | None
     """Set for a write of a small request."""
+    account: Account
+    """Who pays."""
+
+    @property
+    def cost_s(self) -> float:
+        """What it is expected to take, at the pace 1."""
+        return WRITE_COST_S + self.rows * ROW_COST_S
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,17 +107,18 @@ class _Section:
             self._accounts[write.memory] = account, count + 1
         self.queue.push(account, write)
 
-    def pop(self) -> tuple[Account, _Write]:
-        """Remove and return the next write, with its account. There must be one."""
+    def pop(self, paces: Mapping[Account, float]) -> tuple[_Write, float]:
+        """Remove and return the next write, with what it is expected to take. There must be one."""
         account, write = self.queue.pop_of()
-        self.queue.charge(account, WRITE_COST_S + write.rows * ROW_COST_S)
+        cost_s = write.cost_s * paces.get(write.account, 1.0)
+        self.queue.charge(account, cost_s)
         if write.memory:
             count = self._accounts[write.memory][1]
             if count > 1:
                 self._accounts[write.memory] = account, count - 1
             else:
                 del self._accounts[write.memory]
-        return account, write
+        return write, cost_s
 
 
 class _Outcome(Struct, frozen=True, eq=False):
@@ -132,6 +145,11 @@ class Writer:
         """Guards what follows."""
         self._sections: deque[_Section] = deque([_Section()])
         """Writes, in the order of the exclusive works between them."""
+        self._paces: dict[Account, float] = {}
+        """What the writes of each caller take, as a multiple of what they are expected to take: a moving average."""
+        self._principal = ""
+        self._several_until_s = 0.0
+        """The principal of the latest write, and until when several write."""
         self._closed = False
         self._connection: Connection | None = None
         self._busy_since_s: float | None = None
@@ -150,15 +168,23 @@ class Writer:
         future: asyncio.Future[T] = self._loop.create_future()
         turns = find_turns()
         ahead = None if turns is None else turns.begin_thread()
-        write = _Write(work, rows, adds, future, memory, ahead)
+        account = ACCOUNT.get() or PAYER.get() or SERVER
+        write = _Write(work, rows, adds, future, memory, ahead, account)
         with self._changed:
-            self._sections[-1].push(ACCOUNT.get() or PAYER.get() or SERVER, write)
+            self._note_principal(account)
+            self._sections[-1].push(account, write)
             self._changed.notify()
         try:
             return await future
         finally:
             if turns is not None:
                 turns.end_thread(ahead)
+
+    def _note_principal(self, account: Account) -> None:
+        if account != SERVER and account[0] != self._principal:
+            if self._principal:
+                self._several_until_s = time.monotonic() + SEVERAL_S
+            self._principal = account[0]
 
     async def run_exclusively(self, work: Callable[[], T]) -> T:
         """Run `work` on the writer thread after all earlier writes, while the writer has no open connection."""
@@ -228,17 +254,18 @@ class Writer:
             log.warning("checkpoint_failed", error=error)
 
     def _take_group(self) -> tuple[list[_Write], _ExclusiveWork | None, bool]:
-        """Waiting writes up to GROUP_ROWS, then the exclusive work after them, if any; False if they were the last."""
+        """Waiting writes up to GROUP_S, then the exclusive work after them, if any; False if they were the last."""
         group: list[_Write] = []
         with self._changed:
             while not (self._sections[0].queue.waiting or self._sections[0].end or self._closed):
                 self._changed.wait()
-            section, rows, callers = self._sections[0], 0, set[Account]()
-            while section.queue.waiting and rows < (GROUP_ROWS if len(callers) < 2 else SHARED_ROWS):
-                account, write = section.pop()
-                callers.add(account)
+            section, cost_s = self._sections[0], 0.0
+            several = time.monotonic() < self._several_until_s
+            cost_max_s, paces = (SHARED_S, self._paces) if several else (GROUP_S, {})
+            while section.queue.waiting and cost_s < cost_max_s:
+                write, expected_s = section.pop(paces)
                 group.append(write)
-                rows += write.rows
+                cost_s += expected_s
             if section.queue.waiting:
                 return group, None, True
             if section.end is not None:
@@ -297,15 +324,24 @@ class Writer:
     def _run_all(self, connection: Connection, group: Sequence[_Write]) -> list[_Outcome]:
         """Run all without savepoints, which are a sixth of a small write's statements. If one fails, roll back and
         return an empty list: the caller repeats them one by one to find the failing write."""
+        spent_s: list[float] = []
         try:
-            values = _run_works(connection, [write.work for write in group])
+            values = _run_works(connection, [write.work for write in group], spent_s)
         except Exception as error:
             if isinstance(error, DBAPIError) and not self._database.is_statement_error(error):
                 raise
             connection.rollback()
             connection.begin()
             return []
+        self._note_paces(group, spent_s)
         return [_Outcome(write, value) for write, value in zip(group, values, strict=True)]
+
+    def _note_paces(self, group: Sequence[_Write], spent_s: Sequence[float]) -> None:
+        if len(self._paces) > PACES:
+            self._paces.clear()
+        for write, took_s in zip(group, spent_s, strict=True):
+            pace = self._paces.get(write.account, 1.0)
+            self._paces[write.account] = pace + (min(took_s / write.cost_s, PACE_MAX) - pace) / 8
 
     def _run_in_savepoint(self, connection: Connection, write: _Write) -> _Outcome:
         """Run one write in a savepoint: an error undoes only this write. A broken transaction raises."""
@@ -359,19 +395,21 @@ class Writer:
             connection.close()
 
 
-def _run_works(connection: Connection, works: Sequence[Work]) -> list[Any]:
-    """The results, in order. Joint work runs in rounds with at most one write per memory; other work runs alone, after
-    everything before it."""
+def _run_works(connection: Connection, works: Sequence[Work], spent_s: list[float]) -> list[Any]:
+    """The results, in order; `spent_s` gets how long each took. Joint work runs in rounds with at most one write per
+    memory; other work runs alone, after everything before it."""
     values: list[Any] = []
     joint: list[JointWork[Any]] = []
 
     def finish() -> None:
+        began_s = time.perf_counter()
         for one_round in bulk.split_rounds(joint, lambda one: one.memory):
             together: dict[Callable[..., None], list[Any]] = {}
             for one in one_round:
                 together.setdefault(one.work, []).append(one.item)
             for work, items in together.items():
                 work(connection, items)
+        spent_s.extend([(time.perf_counter() - began_s) / max(1, len(joint))] * len(joint))
         joint.clear()
 
     for work in works:
@@ -380,7 +418,9 @@ def _run_works(connection: Connection, works: Sequence[Work]) -> list[Any]:
             values.append(None)
         else:
             finish()
+            began_s = time.perf_counter()
             values.append(work(connection))
+            spent_s.append(time.perf_counter() - began_s)
     finish()
     return values
 

@@ -5,19 +5,20 @@ together (core/lexical.py): a word has one weight, so scores of small and large 
 Rule 2. The caller's rights are in `Rights`. What it may not recall is counted nowhere: neither among the memories that
 a prefix or labels select, nor in the statistics of words.
 Rule 3. A memory that does not answer degrades the answer by its name, if another one answers.
-Rule 4. Only recollections of the whole answer are accesses.
+Rule 4. Only recollections of the whole answer are accesses. Other servers count theirs after it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
+import structlog
 from msgspec.structs import replace
 
 from memstream_server.core.filters import Unmatched
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from memstream_server.engine.runtime.registry import Registry
     from memstream_server.ports.journal.port import Journal
     from memstream_server.ports.journal.records import Labels, MemoryRecord
+
+log = structlog.get_logger(__name__)
 
 Words = tuple[WordStatistics, ...]
 """One for each set of terms that the memories' languages make of a query."""
@@ -191,6 +194,8 @@ class SeveralMemories:
         self._open_queries = open_queries
         self._watchers = watchers
         self._recall_one = recall_one
+        self._reinforcing: set[asyncio.Task[None]] = set()
+        """Accesses that other servers count, after the answer: nobody waits for them."""
 
     # ---- which memories
     async def find(self, scopes: Sequence[Scope], rights: Rights, partial: bool) -> list[Asked]:
@@ -314,8 +319,17 @@ class SeveralMemories:
                 kept = replace(part.answer, recollections=shown)
                 self._reinforcement.queue_answer(part.actor, part.asked.scope.query, kept)
         owners = {each.path: other for each, other in zip(asked, others, strict=True) if other is not None}
-        await _reinforce_others(parts, owners, words, answer)
+        for accessing in _reinforce_others(parts, owners, words, answer):
+            later = asyncio.create_task(accessing)
+            self._reinforcing.add(later)
+            later.add_done_callback(self._reinforcing.discard)
         return answer
+
+    async def stop(self) -> None:
+        """Other servers are no longer asked to count accesses."""
+        for task in self._reinforcing:
+            task.cancel()
+        await asyncio.gather(*self._reinforcing, return_exceptions=True)
 
     async def follow(
         self, scoped: ScopedQuery, again: Callable[[], Awaitable[None]], listed: OpenQuery
@@ -402,21 +416,23 @@ class SeveralMemories:
         return Part(asked, answer, together.actors.pop() if together.actors else None)
 
 
-async def _reinforce_others(
+def _reinforce_others(
     parts: Sequence[Part], owners: Mapping[str, OtherOwner], words: Words, answer: RecallAnswer
-) -> None:
-    """Other servers count what the whole answer has: before, they cannot know."""
-    asking: list[Awaitable[None]] = []
+) -> Iterator[Coroutine[Any, Any, None]]:
+    """Have other servers count what the whole answer has: before, they cannot know."""
     for part in parts:
         asked, query = part.asked, part.asked.scope.query
         wanted = asked.record.policy.recall.reinforce if query.reinforce is None else query.reinforce
         kept = [one.id for found in answer.recollections if found.memory == asked.path for one in _fragments_of(found)]
         if asked.path in owners and wanted and kept and query.as_of is None and part.error is None:
-            owner = owners[asked.path]
-            asking.append(owner.reinforce(asked.scope, asked.namespace, asked.name, words, kept))
-    for failed in await asyncio.gather(*asking, return_exceptions=True):
-        if failed is not None and not isinstance(failed, (MemoryNotFound, *_UNANSWERED)):  # the answer is good without
-            raise failed
+            yield _reinforce_other(asked, owners[asked.path], words, kept)
+
+
+async def _reinforce_other(asked: Asked, owner: OtherOwner, words: Words, kept: Sequence[str]) -> None:
+    try:
+        await owner.reinforce(asked.scope, asked.namespace, asked.name, words, kept)
+    except EngineError as error:  # the answer is good without
+        log.info("accesses_not_counted", memory=asked.record.uid, error=error)
 
 
 async def _ask_other(asked: Asked, other: OtherOwner, words: Words) -> Part:
