@@ -70,6 +70,12 @@ class Tracing(Protocol):
         """A span around a call of this name, a connection of a stream, or a query on one."""
         ...
 
+    def memory(
+        self, request: Any, memory: MemoryPath | None = None, session: str = ""
+    ) -> AbstractContextManager[Callable[[Any], None]]:
+        """A span around what a message does to a memory; its value takes the answer."""
+        ...
+
     def carried(self) -> Metadata:
         """Metadata that propagates the current span to the server."""
         ...
@@ -301,8 +307,12 @@ class Link:
     ) -> Response:
         """Calls and waits for the answer; `timeout_s` None means the client's default."""
         limit_s = self.settings.timeout_s if timeout_s is None else timeout_s
-        with self.traced(type(request).__name__.removesuffix("Request")):
+        if self.settings.tracing is None:
             return await self._call_with_retries(method, request, memory, limit_s)
+        with self.traced_memory(request) as note, self.traced(type(request).__name__.removesuffix("Request")):
+            answer = await self._call_with_retries(method, request, memory, limit_s)
+            note(answer)
+            return answer
 
     async def _call_with_retries(
         self, method: Unary[Request, Response], request: Request, memory: MemoryPath | None, timeout_s: float
@@ -337,6 +347,13 @@ class Link:
         """A span around a call, a connection of a stream, or a query on one."""
         return nullcontext() if self.settings.tracing is None else self.settings.tracing.call(name)
 
+    def traced_memory(
+        self, request: Any, memory: MemoryPath | None = None, session: str = ""
+    ) -> AbstractContextManager[Callable[[Any], None]]:
+        """A span around what a message does to a memory, sent alone or on a stream of that memory and session."""
+        tracing = self.settings.tracing
+        return nullcontext(_ignore_answer) if tracing is None else tracing.memory(request, memory, session)
+
     async def close(self) -> None:
         """Ends every call. Idempotent."""
         if self._closed:
@@ -365,6 +382,10 @@ class _Stubs:
         self.operations = OperationServiceStub(channel)
         self.server = ServerServiceStub(channel)
         self.streams = StreamServiceStub(channel)
+
+
+def _ignore_answer(_answer: object) -> None:
+    return None
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

@@ -128,7 +128,8 @@ class ObserveStream(TwoWayStream[pb.ObserveRequest, pb.ObserveResponse]):
                 # A later connection may grant a smaller window.
                 await self._wait_until(lambda: self._ledger.has_room(size) or size > self._ledger.size_max)
         self._check_takes(size)
-        sent = self._ledger.add_observation(observation, size)
+        with self._link.traced_memory(observation, self.memory, observation.session or self.session):
+            sent = self._ledger.add_observation(observation, size)
         self._work.set()
         return sent
 

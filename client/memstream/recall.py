@@ -130,8 +130,9 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         timeout_s = self._timeout_s(options.get("timeout_s"))
         query = self._make_query(what, options, timeout_s)
         question = _PendingQuery(query, asyncio.get_running_loop().create_future())
-        with self._link.traced("RecallQuery"):
+        with self._link.traced_memory(query, self.memory, self.session) as note, self._link.traced("RecallQuery"):
             await self._wait_for_answer(question, timeout_s)
+            note(question.answer.result())
         return question.answer.result()
 
     async def context(
@@ -155,8 +156,9 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
             request.scopes.extend(self._scopes or [RecallScope(memory=str(self.memory))])
         query = pb.ContextQuery(query_id=str(next(self._ids)), request=request)
         asked = _PendingContext(query, asyncio.get_running_loop().create_future())
-        with self._link.traced("ContextQuery"):
+        with self._link.traced_memory(query, self.memory, self.session) as note, self._link.traced("ContextQuery"):
             await self._wait_for_answer(asked, timeout_s)
+            note(asked.answer.result())
         return Context(self._link, request, asked.answer.result())
 
     def subscribe(self, what: str | Structured, **options: Unpack[RecallOptions]) -> StandingQuery:

@@ -41,6 +41,24 @@ _OURS = frozenset(
     }
 )
 """Statuses that OpenTelemetry's conventions count as errors of the server; the others are errors of the client."""
+_OPERATIONS = {
+    "search_memory": ("Context", "Recall", "RecallOnce"),
+    "create_memory": ("Observe", "ObserveBatch"),
+    "upsert_memory": ("PutBlock", "PutFragment"),
+    "update_memory": (
+        "EditBlock",
+        "RestoreFragmentVersion",
+        "RestoreFragments",
+        "SupersedeFragments",
+        "UpdateFragment",
+    ),
+    "delete_memory": ("ClearMemory", "DeleteBlock", "EraseFragments", "ForgetFragments"),
+    "create_memory_store": ("CloneMemory", "CreateMemory"),
+    "delete_memory_store": ("DeleteMemory",),
+}
+"""Rpcs by operation of OpenTelemetry's conventions for generative AI. The ids of memory and conversation are attributes
+of the client's span alone: names of memories are often those of users."""
+_BY_RPC = {rpc: {"gen_ai.operation.name": operation} for operation, rpcs in _OPERATIONS.items() for rpc in rpcs}
 Part = TypeVar("Part")
 
 
@@ -89,7 +107,7 @@ class OpenTelemetry:
             f"{service}/{name}",
             extract(given),
             SpanKind.SERVER,
-            {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name},
+            {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name} | _BY_RPC.get(name, {}),
         )
         # Not detached: a handler's task ends with the call, and another task may close a generator.
         contexts.attach(trace.set_span_in_context(span))

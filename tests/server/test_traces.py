@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import grpc
 import grpc.aio
+import mcp.client
 import pytest
+from mcp.client.stdio import StdioServerParameters
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import memstream
-from memstream.otel import Tracing
+from memstream.otel import OPERATIONS, Tracing
 from memstream.v1.memory_service_pb2 import GetMemoryRequest
+from tests.cli.commands import COMMAND, environment
 from tests.server.conftest import MakeServer, started, stopped
 from tests.server.listing import indexed
 from tests.support.collector import Collector
@@ -79,8 +85,16 @@ async def test_trace_spans_client_journal_index_and_models(
         asked.context.trace_id.to_bytes(16, "big"),
         asked.context.span_id.to_bytes(8, "big"),
     )
-    assert asked.parent is not None
-    assert asked.parent.span_id == ours["asking"].context.span_id
+    by_id = {one.context.span_id: one for one in exporter.get_finished_spans()}
+
+    def above(span: ReadableSpan) -> list[str]:
+        """Names of its two nearest ancestors."""
+        assert span.parent is not None
+        search = by_id[span.parent.span_id]
+        assert search.parent is not None
+        return [search.name, by_id[search.parent.span_id].name]
+
+    assert above(asked) == ["search_memory", "asking"]
     assert called.attributes["rpc.method"] == "RecallOnce"
     assert called.attributes["rpc.grpc.status_code"] == 0
     below = {one.name: one for one in collector.spans if one.parent == called.id}
@@ -97,8 +111,7 @@ async def test_trace_spans_client_journal_index_and_models(
         (served,) = collector.find_spans(f"memstream.v1.StreamService/{name}")
         assert served.parent == connection.context.span_id.to_bytes(8, "big"), name
     answered, late = (one for one in exporter.get_finished_spans() if one.name == "memstream.v1/RecallQuery")
-    assert answered.parent is not None
-    assert answered.parent.span_id == ours["asking again"].context.span_id
+    assert above(answered) == ["search_memory", "asking again"]
     assert (answered.attributes or {}).get("error.type") is None
     # The server's refusal and the client's own time limit come at the same moment; both are DeadlineExceeded.
     assert (late.attributes or {}).get("error.type") in ("DeadlineExceeded", "RevisionNotReached")
@@ -116,6 +129,104 @@ def check_all_spans(collector: Collector) -> None:
     assert rated["gen_ai.usage.output_tokens"] == 1
     for one in collector.spans:
         assert not any(secret in str(one.span) for secret in SECRETS), one
+
+
+STORE = {"gen_ai.memory.store.id": "private-namespace/private-memory", "gen_ai.provider.name": "memstream"}
+
+
+async def test_agent_to_journal_is_one_trace_of_memory(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent with the SDK and with `memstream mcp`; texts only with the standard variable."""
+    async with Collector() as collector:
+        endpoint = f"http://{collector.address}"
+        server = await started(make_server(otlp_endpoint=endpoint))
+        provider = TracerProvider(resource=Resource.create({"service.name": "agent"}))
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, insecure=True)))
+        tracer = provider.get_tracer("an agent")
+        async with memstream.connect(server.address, tracing=Tracing(provider)) as client:
+            with tracer.start_as_current_span("invoke_agent joy"):
+                await use_memory(client)
+                await call_tool(server.address, endpoint)
+            monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
+            with tracer.start_as_current_span("asking with texts"):
+                await client.recall_once(["private-namespace/private-memory"], "private words")
+        await asyncio.to_thread(provider.shutdown)
+        assert await stopped(server) == 0
+    check_memory_spans(collector)
+
+
+async def use_memory(client: memstream.Client) -> None:
+    memory = await client.create_memory("private-namespace/private-memory")
+    await memory.observe_batch(["private words"], session="monday")
+    put = await memory.put_fragment(memstream.Observation("private home", external_id="home"))
+    await memory.update_fragment(put.fragment.id, importance=1.0)
+    async with memory.observe("private-producer", session="tuesday") as stream:
+        await stream.send("more private words")
+    await memory.recall_once("private words", limit=2, session="monday")
+    async with memory.recall(session="tuesday") as recalls:
+        await recalls.query("private words", limit=1)
+    await client.context([memory.path], "private words?", conversation="private-namespace/talk")
+    await memory.forget_fragments([put.fragment.id])
+    with pytest.raises(memstream.MemoryNotFound):
+        await client.memory("private-namespace/other").recall_once("private words")
+    await client.create_memory("private-namespace/gone")
+    await client.delete_memory("private-namespace/gone")
+
+
+async def call_tool(address: str, endpoint: str) -> None:
+    """Recalls by `memstream mcp`, whose own spans the package mcp makes."""
+    named = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_SERVICE_NAME": "memstream-mcp"}
+    parameters = StdioServerParameters(
+        command=COMMAND[0],
+        args=[*COMMAND[1:], "mcp", "--memory", "private-namespace/private-memory"],
+        env=environment(address) | named,
+    )
+    async with mcp.client.Client(parameters, read_timeout_seconds=120) as host:
+        assert not (await host.call_tool("recall", {"query": "private words"})).is_error
+
+
+def check_memory_spans(collector: Collector) -> None:
+    (agent,) = collector.find_spans("invoke_agent joy")
+    ours = [one for one in collector.spans if one.trace == agent.trace]
+    found = [one for one in ours if one.name in set(OPERATIONS.values()) and one.service == "agent"]
+    seen = [(one.name, int(one.attributes.get("gen_ai.memory.record.count", 0))) for one in found]
+    assert sorted(seen) == sorted(
+        [
+            *[("create_memory_store", 0)] * 2,
+            ("delete_memory_store", 0),
+            *[("create_memory", 1)] * 2,
+            ("upsert_memory", 1),
+            ("update_memory", 1),
+            ("delete_memory", 1),
+            ("search_memory", 2),
+            ("search_memory", 1),
+            ("search_memory", 3),
+            ("search_memory", 0),
+        ]
+    )
+    for one in found:
+        assert one.parent == agent.id
+        assert one.attributes["gen_ai.operation.name"] == one.name
+    assert sum(STORE.items() <= one.attributes.items() for one in found) == len(found) - 3
+    talks = {str(one.attributes.get("gen_ai.conversation.id")) for one in found if one.name == "search_memory"}
+    assert talks == {"monday", "tuesday", "private-namespace/talk", "None"}
+    (refused,) = (one for one in found if "error.type" in one.attributes)
+    assert refused.attributes["error.type"] == "MemoryNotFound"
+    by_tool = [one for one in ours if one.name == "search_memory" and one.service == "memstream-mcp"]
+    assert [collector.list_ancestors(one)[-1:] for one in by_tool] == [[agent.name]]
+    for name, service in (("journal.commit", "agent"), ("memstream.v1.StreamService/RecallOnce", "memstream-mcp")):
+        above = [collector.list_ancestors(one) for one in collector.find_spans(name)]
+        assert any(path[-1:] == [agent.name] for path in above), (name, service)
+    assert not any("private words" in str(one.span) or "private home" in str(one.span) for one in ours)
+    (asked,) = collector.find_spans("asking with texts")
+    (searched,) = (one for one in collector.spans if one.parent == asked.id)
+    assert searched.attributes["gen_ai.memory.query.text"] == "private words"
+    records = json.loads(searched.attributes["gen_ai.memory.records"])
+    assert {"private words", "more private words"} <= {one["content"] for one in records}
+    assert all(one["id"] and one["score"] > 0 for one in records)
+    served = {one.name: one.attributes for one in collector.spans if one.service == "memstream"}
+    assert served["memstream.v1.StreamService/RecallOnce"]["gen_ai.operation.name"] == "search_memory"
 
 
 async def test_span_has_final_status_and_client_sampling_decides(

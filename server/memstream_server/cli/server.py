@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -13,7 +15,7 @@ import click
 
 from memstream import errors
 from memstream.backoff import Retry
-from memstream.channel import Tls
+from memstream.channel import Tls, Tracing
 from memstream.client import Client, connect
 from memstream_server.cli.failures import Failure, Missing, Misuse
 
@@ -64,21 +66,50 @@ class Server:
 
         async def call_connected() -> T:
             retry = Retry(first_s=FIRST_CONNECTION_S, calls_s=FIRST_CONNECTION_S)
-            given = connect(
-                self.target,
-                token=self.token,
-                tls=self.tls,
-                timeout_s=self.timeout_s,
-                retry=retry,
-                client_name="memstream-cli",
-            )
-            async with given as client:
-                return await work(client)
+            with _export_traces() as tracing:
+                given = connect(
+                    self.target,
+                    token=self.token,
+                    tls=self.tls,
+                    timeout_s=self.timeout_s,
+                    retry=retry,
+                    client_name="memstream-cli",
+                    tracing=tracing,
+                )
+                async with given as client:
+                    return await work(client)
 
         try:
             return asyncio.run(call_connected())
         except errors.MemstreamError as error:
             raise to_failure(error, self.target) from error
+
+
+@contextmanager
+def _export_traces() -> Iterator[Tracing | None]:
+    """Tracing to the OTLP/gRPC receiver of the standard variables, for the client and for MCP's own spans; None without
+    them. Raises Failure if the packages are missing."""
+    if not (os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")):
+        yield None
+        return
+    try:
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        from memstream.otel import Tracing as OpenTelemetry
+    except ModuleNotFoundError as error:
+        raise Failure(f"OTEL_EXPORTER_OTLP_ENDPOINT is set: pip install '.[otel]' ({error.name} is missing)") from error
+    named = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "memstream-cli")}
+    provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)
+    try:
+        yield OpenTelemetry(provider)
+    finally:
+        provider.shutdown()
 
 
 def to_failure(error: errors.MemstreamError, target: str) -> Failure:
