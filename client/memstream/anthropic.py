@@ -149,7 +149,7 @@ class _Files:
                 raise ToolError(f"File {shown} already exists") from None
 
     async def _edit(self, shown: str, edit: Any) -> tuple[str, str]:
-        """Replaces the text of a file by what `edit` makes of it, and returns both."""
+        """Replaces the text of a file by what `edit` returns for it; returns both texts."""
         path = _checked_path(shown)
         for _ in range(ATTEMPTS_MAX):
             files = await self._read_all()

@@ -18,6 +18,7 @@ from tests.support.pages import ROOT
 ADAPTERS = {
     "agent-framework-core": "agent_framework",
     "anthropic": "anthropic",
+    "dbgpt": "dbgpt",
     "google-adk": "google_adk",
     "langgraph-checkpoint": "langgraph",
     "llama-index-core": "llama_index",

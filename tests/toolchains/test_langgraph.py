@@ -17,7 +17,7 @@ __all__ = ["shared"]  # fixture
 
 pytestmark = pytest.mark.toolchain
 
-CONFORMANCE = Path(__file__).with_name("with_langgraph") / "conformance.py"
+FOLDER = Path(__file__).with_name("with_langgraph")
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +30,19 @@ def langgraph() -> Environment:
     return environment
 
 
-def test_the_store_behaves_like_langgraphs_own(langgraph: Environment, shared: ServerProcess, tmp_path: Path) -> None:
-    """Every test of conformance.py, which runs most of them on LangGraph's InMemoryStore too."""
+@pytest.mark.parametrize(("file", "least"), [("conformance.py", 150), ("checkpoints.py", 10)])
+def test_store_and_saver_behave_like_langgraphs_own(
+    langgraph: Environment, shared: ServerProcess, tmp_path: Path, file: str, least: int
+) -> None:
+    """Every test of conformance.py, which runs most of them on LangGraph's InMemoryStore too, and of checkpoints.py,
+    which runs LangGraph's own conformance suite of checkpointers."""
     options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(ROOT)]
     printed = langgraph.run(
-        *("-m", "pytest", *options, str(CONFORMANCE)), home=tmp_path, MEMSTREAM_TARGET=shared.address
+        *("-m", "pytest", *options, str(FOLDER / file)), home=tmp_path, MEMSTREAM_TARGET=shared.address
     )
     ended = re.search(r"^(\d+) passed in ", printed, re.M)
     assert ended is not None, printed
-    assert int(ended[1]) > 150
+    assert int(ended[1]) > least
 
 
 def test_the_example_graph_remembers(langgraph: Environment, shared: ServerProcess, tmp_path: Path) -> None:

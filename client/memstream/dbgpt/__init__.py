@@ -16,16 +16,19 @@ gpts: DB-GPT's GptsMemory, for messages and plans.
 fragments: converts DB-GPT's fragments to observations, and fragments back.
 """
 
-from memstream.dbgpt.gpts import RemoteGptsMemory, RemoteMessageMemory, RemotePlansMemory
-from memstream.dbgpt.memory import (
-    RemoteEnhancedShortTermMemory,
-    RemoteHybridMemory,
-    RemoteLongTermMemory,
-    RemoteMemory,
-    RemoteSensoryMemory,
-    RemoteShortTermMemory,
-    Scope,
-)
+from memstream.frameworks import framework
+
+with framework("dbgpt"):
+    from memstream.dbgpt.gpts import RemoteGptsMemory, RemoteMessageMemory, RemotePlansMemory
+    from memstream.dbgpt.memory import (
+        RemoteEnhancedShortTermMemory,
+        RemoteHybridMemory,
+        RemoteLongTermMemory,
+        RemoteMemory,
+        RemoteSensoryMemory,
+        RemoteShortTermMemory,
+        Scope,
+    )
 
 __all__ = [
     "RemoteEnhancedShortTermMemory",

@@ -1,4 +1,4 @@
-"""A LangGraph store on a memstream server.
+"""A LangGraph store and checkpointer on a memstream server.
 
     client = memstream.sync.connect("127.0.0.1:7700")
     store = MemstreamStore(client, "assistant", fields=["text"])
@@ -13,12 +13,14 @@ store: MemstreamStore.
 operations: checks LangGraph's operations.
 items: converts items to fragments and back.
 matching: evaluates filters and namespace conditions.
+checkpoints: MemstreamSaver.
 naming: maps namespaces to memory names, and keys to external ids.
 """
 
 from memstream.frameworks import framework
 
 with framework("langgraph-checkpoint"):
+    from memstream.langgraph.checkpoints import MemstreamSaver
     from memstream.langgraph.store import MemstreamStore
 
-__all__ = ["MemstreamStore"]
+__all__ = ["MemstreamSaver", "MemstreamStore"]
