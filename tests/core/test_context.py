@@ -56,6 +56,8 @@ class Talk:
     turn: int = 0
     last: Built | None = None
     blocks: tuple[Block, ...] = ()
+    shown: set[str] = field(default_factory=set)
+    """Ids that the turns so far showed."""
 
     def ask(self, question: str, found: list[str], **changes: object) -> Built:
         """A turn; it is recorded."""
@@ -95,6 +97,13 @@ def check_laws(talk: Talk, built: Built, before: str, gone: set[str]) -> None:
     assert not gone & set(ids)
     shown = {number for number, _, _ in built.citations}
     assert all(number in shown or number < built.position.next_number for _, _, number, _, _ in built.corrections)
+    for _, id, number, later, later_number in built.corrections:
+        assert id in talk.shown, "a correction is of what an earlier turn showed"
+        assert talk.fragments[id].superseded_by
+        said = f"holds instead of [{number}]" if later_number else f"[{number}] no longer holds."
+        assert said in text
+        assert not later_number or (later in talk.fragments and f"[{later_number}]" in text)
+    talk.shown |= set(ids)
     assert (
         text.count("<memstream ")
         == text.count("</memstream>")
@@ -138,6 +147,31 @@ def test_every_turn_keeps_the_laws(
         before = text_of(built)
         if act != "unrecorded":
             talk.say(("user", question), ("assistant", reply))
+
+
+@given(
+    texts,
+    st.lists(texts, max_size=8),
+    st.lists(texts, max_size=6, unique=True),
+    st.tuples(*[st.integers(0, 120)] * 3),
+    st.integers(0, 300),
+)
+def test_the_other_parts_leave_each_its_minimum(
+    block: str, said: list[str], contents: list[str], minima: tuple[int, int, int], more: int
+) -> None:
+    question = "and now?"
+    budget = estimated_tokens(f"user: {question}\n\n") + sum(minima) + more
+    talk = Talk({f"F{n:04}": fragment(n, content) for n, content in enumerate(contents)}, budget)
+    talk.blocks = (Block("agent/joy", "persona", block),)
+    talk.say(*(("user" if place % 2 == 0 else "assistant", text) for place, text in enumerate(said)))
+    kinds = (PartKind.BLOCK, PartKind.MESSAGE, PartKind.EVIDENCE)
+    bounds = dict(zip(("block_bounds", "tail_bounds", "evidence_bounds"), map(Bounds, minima), strict=True))
+    built = talk.ask(question, list(talk.fragments), **bounds)
+    whole = replace(talk, budget=10_000, last=None, turn=0).ask(question, list(talk.fragments))
+    for kind, minimum in zip(kinds, minima, strict=True):
+        wanted = sum(part.tokens for part in whole.parts if part.kind is kind)
+        others = sum(part.tokens for part in built.parts if part.kind is not kind)
+        assert others <= budget - min(minimum, wanted)
 
 
 @given(
