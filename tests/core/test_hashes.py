@@ -12,7 +12,7 @@ from memstream_server.core.values import Fragment, Structured
 
 SAID = Fragment(id="a", content="Wir trinken Tee.", speaker="joy", metadata=(("paid", True), ("sum", 1.0)))
 STEP = Fragment(id="b", content="think", structured=Structured(thought="think"), valid_until_us=9)
-SCRIPT = "from tests.core.test_stable_hash import compute_all; print(compute_all())"
+SCRIPT = "from tests.core.test_hashes import compute_all; print(compute_all())"
 
 
 def compute_all() -> list[int]:
