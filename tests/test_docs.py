@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -26,6 +28,7 @@ from memstream_server.rpc.access.policy import parse_policy
 from memstream_server.rpc.errors import CODES
 from memstream_server.settings import load
 from scripts.site import named
+from tests.support.forked import ForkedProgram
 from tests.support.pages import LANGUAGES, PAGES, ROOT, Block, anchors, find_blocks, links, strip_blocks
 from tests.support.server import ServerProcess
 
@@ -49,10 +52,10 @@ def test_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     with ServerProcess(tmp_path / "data") as server:
-        command = [sys.executable, "-m", "tests.support.pages", str(page), server.address, str(folder)]
-        command.append(str(server.data_dir))
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-        assert ended.returncode == 0, f"{ended.stdout}{ended.stderr}\nserver:\n{server.log()}"
+        words = [str(page), server.address, str(folder), str(server.data_dir)]
+        with ForkedProgram(words, os.environ, "tests.support.pages:main") as program:
+            out, err = program.communicate()
+            assert program.returncode == 0, f"{out}{err}\nserver:\n{server.log()}"
 
 
 def test_main_pages_have_runnable_code() -> None:
@@ -102,6 +105,11 @@ def _check_toml(block: Block) -> None:
             pytest.fail(f"unknown file {other}")
 
 
+@functools.cache
+def _anchors_of(page: Path) -> set[str]:
+    return anchors(page.read_text("utf-8"))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_page_name)
 def test_links_between_documents_resolve(page: Path) -> None:
     for link in links(page.read_text("utf-8")):
@@ -110,7 +118,7 @@ def test_links_between_documents_resolve(page: Path) -> None:
         file, _, anchor = link.partition("#")
         target = (page.parent / file).resolve() if file else page
         assert target.exists(), f"{link} does not exist"
-        assert not anchor or anchor in anchors(target.read_text("utf-8")), f"no heading {link}"
+        assert not anchor or anchor in _anchors_of(target), f"no heading {link}"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent == ROOT / "docs"], ids=_page_name)

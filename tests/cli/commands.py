@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from memstream_server.cli.group import root
 from tests.support import journals
+from tests.support.forked import ForkedProgram
 
 COMMAND = (sys.executable, "-m", "memstream_server")
 
@@ -28,15 +29,9 @@ def environment(target: str = "") -> dict[str, str]:
 
 def run(*words: str, stdin: str = "", target: str = "") -> subprocess.CompletedProcess[str]:
     """Runs `memstream WORDS` in a separate process to its end."""
-    return subprocess.run(
-        [*COMMAND, *words],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        env=environment(target) | journals.environment(words),
-        timeout=120,
-        check=False,
-    )
+    with ForkedProgram(words, environment(target) | journals.environment(words)) as program:
+        out, err = program.communicate(stdin)
+        return subprocess.CompletedProcess(words, program.wait(), out, err)
 
 
 def call(*words: str, stdin: str = "", target: str = "", **variables: str) -> subprocess.CompletedProcess[str]:

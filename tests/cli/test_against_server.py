@@ -16,8 +16,8 @@ import pytest
 import memstream.sync
 from memstream_server.cli.feeds import load_sent_lines, producer_of_file
 from tests.cli.commands import COMMAND, call, environment, run
+from tests.support.forked import ForkedProgram
 from tests.support.journals import DATABASE, only_sqlite
-from tests.support.processes import run_process
 from tests.support.server import ServerProcess
 
 
@@ -45,9 +45,8 @@ def test_follow_prints_changes_until_interrupted(server: ServerProcess, tmp_path
         call("observe", "--create", memory, written(tmp_path, "a", "the key is lost"), target=server.address).returncode
         == 0
     )
-    words = [*COMMAND, "recall", memory, "where is the key?", "-n", "1", "--follow", *flags]
-    with run_process(words, env=environment(server.address)) as following:
-        assert following.stdout is not None
+    words = ["recall", memory, "where is the key?", "-n", "1", "--follow", *flags]
+    with ForkedProgram(words, environment(server.address)) as following:
         first = following.stdout.readline()
         assert "the key is lost" in first
         file = written(tmp_path, "b", "where is the key? the key is under the mat")
@@ -262,7 +261,7 @@ def test_killed_observe_is_completed_by_a_repeat(server: ServerProcess, tmp_path
     lines = [f"unlike any other: {number * 7919}" for number in range(4_000)]
     file = written(tmp_path, "long.txt", *lines)
     words = ("observe", "--create", "demo/killed", file)
-    with run_process([*COMMAND, *words], env=environment(server.address), stdout=subprocess.DEVNULL) as first:
+    with ForkedProgram(words, environment(server.address)) as first:
         deadline = time.monotonic() + 60
         while first.poll() is None and revision(server, "demo/killed") < 2 and time.monotonic() < deadline:
             pass
@@ -275,10 +274,7 @@ def test_killed_observe_is_completed_by_a_repeat(server: ServerProcess, tmp_path
 
 def test_interrupted_pipe_reports_progress(server: ServerProcess) -> None:
     words = ("observe", "--create", "demo/interrupted")
-    pipe = subprocess.PIPE
-    with run_process([*COMMAND, *words], env=environment(server.address), stdin=pipe, stderr=pipe) as process:
-        assert process.stdin is not None
-        assert process.stderr is not None
+    with ForkedProgram(words, environment(server.address)) as process:
         process.stdin.write("one\ntwo\n")
         process.stdin.flush()
         deadline = time.monotonic() + 60
@@ -288,7 +284,7 @@ def test_interrupted_pipe_reports_progress(server: ServerProcess) -> None:
         process.send_signal(signal.SIGINT)
         process.wait(60)
         said = process.stderr.read()
-    assert process.returncode == 130
+        assert process.returncode == 130
     assert re.search(r"standard input: interrupted, \d received of 2 sent; the rest of the pipe is not sent", said)
     assert "Traceback" not in said
     assert held(server, "demo/interrupted") == ["one", "two"]

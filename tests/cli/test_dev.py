@@ -8,7 +8,6 @@ import json
 import shlex
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +15,9 @@ import httpx2
 import pytest
 
 from memstream.local_files import Directory
-from tests.cli.commands import COMMAND, call, environment, run
+from tests.cli.commands import call, environment, run
+from tests.support.forked import ForkedProgram
 from tests.support.journals import only_sqlite
-from tests.support.processes import run_process
 from tests.support.waiting import until
 
 pytestmark: pytest.MarkDecorator = only_sqlite("`memstream dev` keeps its memory in a directory")
@@ -26,9 +25,8 @@ pytestmark: pytest.MarkDecorator = only_sqlite("`memstream dev` keeps its memory
 
 def test_printed_commands_work_until_ctrl_c(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    command = [*COMMAND, "dev", "--listen", "127.0.0.1:0", "--data", str(data)]
-    with run_process(command, env=environment()) as process:
-        assert process.stdout is not None
+    words = ["dev", "--listen", "127.0.0.1:0", "--data", str(data)]
+    with ForkedProgram(words, environment()) as process:
         lines = []
         while not lines or "Ctrl-C" not in lines[-1]:
             lines.append(process.stdout.readline())
@@ -36,8 +34,8 @@ def test_printed_commands_work_until_ctrl_c(tmp_path: Path) -> None:
         address = lines[1].split()[3].rstrip(",")
         console = next(line for line in lines if line.strip().startswith("console")).split()[1]
         assert "<title>memstream</title>" in httpx2.get(console, timeout=30).text
-        words = shlex.split(next(line for line in lines if line.strip().startswith("memstream recall")))
-        recalled = call(*words[1:])
+        recalling = shlex.split(next(line for line in lines if line.strip().startswith("memstream recall")))
+        recalled = call(*recalling[1:])
         assert "delayed by the Great Fire" in " ".join(recalled.stdout.split()), recalled.stderr
         text = "".join(lines)
         host = json.loads(text[text.index("{") : text.rindex("}") + 1])
@@ -48,9 +46,8 @@ def test_printed_commands_work_until_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_json_is_one_line_with_address_and_host_entry(tmp_path: Path) -> None:
-    command = [*COMMAND, "dev", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"), "--json"]
-    with run_process(command, env=environment()) as process:
-        assert process.stdout is not None
+    words = ["dev", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data"), "--json"]
+    with ForkedProgram(words, environment()) as process:
         described = json.loads(process.stdout.readline())
         assert described["letters"] == 1_342
         assert httpx2.get(described["console"], timeout=30).status_code == 200
@@ -61,14 +58,12 @@ def test_json_is_one_line_with_address_and_host_entry(tmp_path: Path) -> None:
 
 def test_two_at_once_have_a_console_each(tmp_path: Path) -> None:
     """Both find the default port free; one gets it."""
-    command = [*COMMAND, "dev", "--listen", "127.0.0.1:0", "--json", "--data"]
+    words = ["dev", "--listen", "127.0.0.1:0", "--json", "--data"]
     with (
-        run_process([*command, str(tmp_path / "one")], env=environment()) as one,
-        run_process([*command, str(tmp_path / "other")], env=environment()) as other,
+        ForkedProgram([*words, str(tmp_path / "one")], environment()) as one,
+        ForkedProgram([*words, str(tmp_path / "other")], environment()) as other,
     ):
-        assert one.stdout is not None
-        assert other.stdout is not None
-        consoles = [json.loads(process.stdout.readline())["console"] for process in (one, other) if process.stdout]
+        consoles = [json.loads(process.stdout.readline())["console"] for process in (one, other)]
         assert [httpx2.get(console, timeout=30).status_code for console in consoles] == [200, 200]
         assert consoles[0] != consoles[1]
 
@@ -97,10 +92,8 @@ def test_serve_says_that_its_port_is_in_use(tmp_path: Path) -> None:
 def test_dev_takes_another_port_for_a_taken_one(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        command = [*COMMAND, "dev", "--listen", address, "--data", str(tmp_path / "data"), "--json"]
-        with run_process(command, env=environment(), stderr=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
+        words = ["dev", "--listen", address, "--data", str(tmp_path / "data"), "--json"]
+        with ForkedProgram(words, environment()) as process:
             described = json.loads(process.stdout.readline())
             own = described["address"]
             assert own != address
@@ -125,9 +118,8 @@ def hold_port(port: int) -> Iterator[None]:
 
 def test_serve_takes_another_http_port_than_a_taken_default(tmp_path: Path) -> None:
     with hold_port(7701):
-        command = [*COMMAND, "serve", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data")]
-        with run_process(command, env=environment()) as process:
-            assert process.stdout is not None
+        words = ["serve", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data")]
+        with ForkedProgram(words, environment()) as process:
             url = ""
             while not url:
                 line = process.stdout.readline()

@@ -540,7 +540,8 @@ def test_mcp_rejects_invalid_command_line(server: ServerProcess, tmp_path: Path)
 def test_missing_mcp_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mcp.py").write_text("raise ModuleNotFoundError(\"No module named 'mcp'\", name='mcp')\n", "utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    ended = run("mcp", "--memory", "a/b")
+    command = [*COMMAND, "mcp", "--memory", "a/b"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == "memstream: mcp is not installed: pip install '.[mcp]'\n"
 

@@ -13,7 +13,7 @@ import memstream
 import memstream.sync
 from memstream import local_server
 from memstream.local_files import Directory
-from tests.local.users import HOLD, finish, kill_server, read_line, script, server_pid
+from tests.local.users import HOLD, finish, holding, kill_server, read_line, script, server_pid
 from tests.support.server import ServerProcess
 
 
@@ -40,7 +40,7 @@ async def test_calls_and_streams_survive_a_killed_server(directory: Path, caplog
 
 async def test_other_user_may_start_the_server_again(directory: Path) -> None:
     async with memstream.local(directory) as client:
-        with script(HOLD, directory) as other:
+        with holding(directory) as other:
             assert read_line(other) == "ready"
             kill_server(directory)
             assert await client.get_memory("ns/m")

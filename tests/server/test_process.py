@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from tests.server.conftest import MakeServer, started, stopped
 from tests.server.listing import contents, indexed
 from tests.server.producing import PATIENT
+from tests.support.forked import ForkedProgram
 from tests.support.journals import DATABASE, environment, only_sqlite
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
@@ -25,9 +25,9 @@ from tests.support.waiting import until
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs `memstream` with these arguments to its end."""
-    command = [sys.executable, "-m", "memstream_server", *arguments]
-    inherited = os.environ | environment(arguments)
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=inherited)
+    with ForkedProgram(arguments, os.environ | environment(arguments)) as program:
+        out, err = program.communicate()
+        return subprocess.CompletedProcess(arguments, program.wait(), out, err)
 
 
 def serving(data_dir: Path, listen: str = "127.0.0.1:0") -> tuple[str, ...]:

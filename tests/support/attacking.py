@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,8 @@ from pathlib import Path
 import memstream
 from tests.support.attack_connections import TOKEN
 from tests.support.attack_messages import NAMESPACE
+from tests.support.forked import ForkedProgram
 
-_ROOT = Path(__file__).parents[2]
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _SAMPLE_S = 0.005
 
@@ -43,32 +42,20 @@ async def attack_during(
     address: str, pid: int, name: str, memory: memstream.Memory, token: str = "", namespace: str = "attacker"
 ) -> AsyncIterator[Seen]:
     """Run the attack during the block while an honest client uses its memory."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.support.attacks", address, name),
-        cwd=_ROOT,
-        env=os.environ | {TOKEN: token, NAMESPACE: namespace},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
+    environment = os.environ | {TOKEN: token, NAMESPACE: namespace}
     seen = Seen(before_bytes=resident_bytes(pid))
     tasks: list[asyncio.Task[None]] = []
-    try:
-        assert await process.stdout.readline() == b"begun\n"
-        tasks = [asyncio.create_task(_sample_memory(pid, seen)), asyncio.create_task(_use_memory(memory, seen))]
-        yield seen
-        process.stdin.close()
-        seen.came.update(json.loads(await process.stdout.readline()))
-        await process.wait()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+    with ForkedProgram([address, name], environment, "tests.support.attacks:run") as program:
+        try:
+            assert await asyncio.to_thread(program.stdout.readline) == "begun\n"
+            tasks = [asyncio.create_task(_sample_memory(pid, seen)), asyncio.create_task(_use_memory(memory, seen))]
+            yield seen
+            program.stdin.close()
+            seen.came.update(json.loads(await asyncio.to_thread(program.stdout.readline)))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def resident_bytes(pid: int) -> int:

@@ -48,6 +48,7 @@ from tests.support.attack_messages import (
     unknown_groups,
 )
 from tests.support.raw_http2 import DATA, END_STREAM, PREFACE, RST_STREAM, frame, raw
+from tests.support.waiting import until
 
 _STREAM = "/memstream.v1.StreamService/"
 _MEMORY = "/memstream.v1.MemoryService/"
@@ -76,7 +77,7 @@ async def cancelled_calls(address: str) -> None:
 
 
 async def send_bursts(address: str) -> None:
-    """250 complete calls at the same moment on each of twelve connections, repeatedly."""
+    """250 complete calls at the same moment on each of twelve connections, repeatedly once all have ended."""
     body = grpc_message(memory_fields() + encode_field(4, encode_field(2, b"what is my name?")))
 
     async def one() -> None:
@@ -91,8 +92,19 @@ async def send_bursts(address: str) -> None:
                         )
                         outcomes["sent"] += 250
                         await asyncio.sleep(2.0)
+                        await _all_ended()
 
     await asyncio.gather(*(one() for _ in range(12)))
+
+
+async def _all_ended() -> None:
+    """Wait until the server has ended the calls, or for 30 s: on a busy machine bursts must not pile up for ever."""
+
+    async def ended() -> bool:
+        return outcomes["ended by the server"] + outcomes["reset by the server"] >= outcomes["sent"]
+
+    with contextlib.suppress(TimeoutError):
+        await until(ended, deadline_s=30)
 
 
 async def cancelled_under_way(address: str) -> None:
@@ -286,6 +298,11 @@ async def main(address: str, name: str) -> None:
     os._exit(0)  # closes all connections
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Run the attack whose address and name are in `sys.argv`."""
     os.nice(5)
     asyncio.run(main(sys.argv[1], sys.argv[2]))
+
+
+if __name__ == "__main__":
+    run()

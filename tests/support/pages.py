@@ -159,6 +159,11 @@ def _run_shell(code: str, address: str) -> str:
     return done.stdout
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the page in `sys.argv`; exits with the first mismatch."""
     wrong = run(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), *sys.argv[4:])
     sys.exit("\n".join(wrong) or None)
+
+
+if __name__ == "__main__":
+    main()

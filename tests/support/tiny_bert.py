@@ -217,9 +217,9 @@ def with_wheels(model: LocalModel, *wheels: catalog.Archive) -> LocalModel:
 
 
 def command(wheels: Sequence[catalog.Archive], *words: str) -> list[str]:
-    """A command line of `memstream models WORDS` in a process whose table has the tiny model as well."""
+    """The arguments of `main` for `memstream models WORDS`."""
     named = [f"{each.project}:{each.folder}" for each in wheels if isinstance(each, catalog.Wheel)]
-    return [sys.executable, "-m", "tests.support.tiny_bert", ",".join(named), "models", *words]
+    return [",".join(named), "models", *words]
 
 
 def main() -> None:
