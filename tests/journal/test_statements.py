@@ -1,62 +1,35 @@
 """No statement that the suite sends scans a table that grows, outside a list of statements with their bounds.
 
-The suite runs once more in a process that records what it sends to SQLite; each statement is then explained over tables
-that hold many small memories, before and after an ANALYZE, which no server runs.
+Every process of tests records what the tests of stores and of the engine send to SQLite, and explains it at its end
+(tests/conftest.py) over tables that hold many small memories, before and after an ANALYZE, which no server runs. What
+these tests send altogether is explained by a run of their own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection
 
-from memstream_server.adapters.journal.database.migrate import create_tables
 from memstream_server.adapters.journal.sql.byte_counts import COUNTED, list_triggers
 from memstream_server.adapters.journal.sql.schema import metadata
 from tests.support import journals
-from tests.support.scans import fill_tables, find_scans, find_unbounded
-from tests.support.seeds import THOROUGH
-from tests.support.statement_recorder import Statement, record_suite
+from tests.support.scans import find_scans, find_unbounded, list_unbounded, open_filled
+from tests.support.statement_recorder import RECORDED, Statement, list_recorded, record_suite
 
 pytestmark = journals.only_sqlite("tests/toolchains/test_statements_on_postgres.py explains on PostgreSQL")
 
-STORES = (
-    *(("tests/journal",) if THOROUGH else ("tests/journal/test_sqlite.py", "tests/journal/test_directory.py")),
-    "tests/blocks/test_store.py",
-    "tests/conversations/test_store.py",
-    "tests/operations/test_store.py",
-    "tests/engine/test_reembedding.py",
-)
 THIS = f"--ignore={Path(__file__)}"
 
 
 @pytest.fixture(scope="module")
 def tables() -> Iterator[Connection]:
     """Filled tables of a journal."""
-    engine = create_engine("sqlite://")
-    with engine.begin() as connection:
-        create_tables(connection)
-        fill_tables(connection)
+    with open_filled() as connection:
         yield connection
-        connection.rollback()
-    engine.dispose()
-
-
-def explain(tables: Connection, statements: Sequence[Statement]) -> list[str]:
-    before = find_unbounded(tables, statements)
-    tables.exec_driver_sql("ANALYZE")
-    return sorted({*before, *find_unbounded(tables, statements)})
-
-
-@pytest.mark.drawn
-def test_no_statement_of_the_stores_scans(tables: Connection, tmp_path: Path) -> None:
-    statements = record_suite(tmp_path, *STORES, THIS)
-    unseen = [name for name in metadata.tables if not any(name in one.text for one in statements)]
-    assert (unseen, len(statements) > 150) == ([], True)
-    assert explain(tables, statements) == []
 
 
 def test_no_trigger_scans(tables: Connection) -> None:
@@ -70,20 +43,19 @@ def test_no_trigger_scans(tables: Connection) -> None:
     assert {(one.text, table) for one in statements for table in find_scans(tables, one)} == set()
 
 
+async def test_this_process_records_what_its_journals_send(tmp_path: Path) -> None:
+    journal = await journals.open_test_journal(tmp_path, lambda: 1)
+    await journal.close()
+    assert any("requests" in one.text for one in list_recorded())  # opening removes old answers
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_no_statement_of_the_engine_scans(tables: Connection, tmp_path: Path) -> None:
-    suite = (
-        "tests/journal",
-        "tests/blocks",
-        "tests/conversations/test_store.py",
-        "tests/operations/test_store.py",
-        "tests/engine",
-        "tests/transfer",
-        "tests/rpc",
-        "tests/access",
-    )
-    assert explain(tables, record_suite(tmp_path, *suite, THIS)) == []
+def test_every_table_is_used_and_no_statement_scans_one(tmp_path: Path) -> None:
+    statements = record_suite(tmp_path, "-n", "2", *RECORDED, THIS)
+    unseen = [name for name in metadata.tables if not any(name in one.text for one in statements)]
+    assert (unseen, len(statements) > 150) == ([], True)
+    assert list_unbounded(statements) == []
 
 
 @pytest.mark.parametrize(

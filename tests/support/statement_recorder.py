@@ -1,8 +1,9 @@
-"""A pytest plugin: writes the distinct SQL statements that a run sends to journals into a folder.
+"""Records the distinct SQL statements that tests of stores and of the engine send to journals in their own process.
 
-Use: `MEMSTREAM_TEST_STATEMENTS=FOLDER pytest -p tests.support.statement_recorder ...`. Each process of the run writes a
-file of JSON lines. Texts that differ only in the length of a list of values are the same statement. Statements of
-tests, and of migrations, which run once, are not recorded.
+Texts that differ only in the length of a list of values are the same statement. Statements of tests, and of migrations,
+which run once, are not recorded. As a plugin, with the statements of all tests, it writes them into a folder:
+`MEMSTREAM_TEST_STATEMENTS=FOLDER pytest -p tests.support.statement_recorder ...`. Each process of the run writes a file
+of JSON lines.
 """
 
 from __future__ import annotations
@@ -73,12 +74,29 @@ def _make_statement(text: str, values: Sequence[Any] | Mapping[str, Any]) -> Sta
     return Statement(_LIST.sub(lambda found: found[1] or f"({found[2]})", plain), types)
 
 
+RECORDED = (
+    *("tests/journal", "tests/blocks", "tests/conversations/test_store.py", "tests/operations/test_store.py"),
+    *("tests/engine", "tests/transfer", "tests/rpc", "tests/access"),
+)
+"""Tests of what may not scan a table; `verify` and `doctor` may."""
 _seen: dict[str, Statement] = {}
 _known: set[str] = set()
+_is_recording = FOLDER in os.environ
+
+
+def record_test(path: Path) -> None:
+    """Record the statements of the test that begins, in this file, if it is one of RECORDED."""
+    global _is_recording
+    _is_recording = FOLDER in os.environ or any(path.is_relative_to(REPOSITORY / place) for place in RECORDED)
+
+
+def list_recorded() -> list[Statement]:
+    """What this process has sent so far."""
+    return list(_seen.values())
 
 
 def _record(text: str, values: Sequence[Any] | Mapping[str, Any]) -> None:
-    if text not in _known and _is_sent_by_journal():
+    if _is_recording and text not in _known and _is_sent_by_journal():
         _known.add(text)
         made = _make_statement(text, values)
         _seen.setdefault(made.text, made)
@@ -97,7 +115,7 @@ def _is_sent_by_journal() -> bool:
     return False
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def watch_journals() -> None:
     """Watch the journals' engines, and the way around SQLAlchemy that small writes to SQLite take."""
 
     def watch(make_engine: Callable[..., Engine]) -> Callable[..., Engine]:
@@ -124,7 +142,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Write what this process sent."""
+    """Write what this process sent, as a plugin."""
     path = Path(os.environ[FOLDER]) / f"{os.getpid()}.jsonl"
     path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in _seen.values()))
 
@@ -139,7 +157,7 @@ def read_statements(folder: Path) -> list[Statement]:
 def record_suite(folder: Path, *arguments: str, **environment: str) -> list[Statement]:
     """The distinct statements that a run of pytest with these arguments sends. The run must pass."""
     environment = {FOLDER: str(folder), **environment}
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", __name__, *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", __name__, *arguments]
     ended = subprocess.run(
         command,
         cwd=REPOSITORY,
