@@ -40,7 +40,7 @@ METHODS: Sequence[MethodDescriptor] = [
     for method in service.methods
 ]
 _ANSWERS_MAX = 20
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 
 
 def path_of(method: MethodDescriptor) -> str:

@@ -142,7 +142,7 @@ async def _memories(
         async with grpc.aio.secure_channel(server.address, credentials, options=options) as channel:
             stub = MemoryServiceStub(channel)
             try:
-                return await stub.ListMemories(pb.ListMemoriesRequest(namespace="comedy"), metadata=headers, timeout=20)
+                return await stub.ListMemories(pb.ListMemoriesRequest(namespace="comedy"), metadata=headers, timeout=60)
             except grpc.aio.AioRpcError as error:
                 return error.code()
 
@@ -255,7 +255,7 @@ async def test_new_connections_get_replaced_certificate(tls: Guarded, authority:
         options = [("grpc.ssl_target_name_override", name), ("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.secure_channel(tls.server.address, named, options=options) as channel:
             try:
-                await MemoryServiceStub(channel).ListMemories(pb.ListMemoriesRequest(namespace="comedy"), timeout=20)
+                await MemoryServiceStub(channel).ListMemories(pb.ListMemoriesRequest(namespace="comedy"), timeout=60)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:
                     raise

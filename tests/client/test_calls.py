@@ -194,7 +194,7 @@ def test_import_source_may_block(blocking_server: ScriptedServer) -> None:
 
     def lines() -> Iterator[bytes]:
         yield b"first\n"
-        assert called.wait(10), "the import holds up everybody else"
+        assert called.wait(60), "the import holds up everybody else"
         yield b"second\n"
 
     with memstream.sync.connect(blocking_server.target) as client, ThreadPoolExecutor(1) as pool:
@@ -236,7 +236,7 @@ def test_client_can_be_closed_at_exit() -> None:
         print(client.memory("ns/m").path)
     """
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=120
     )
     assert (ended.stdout, ended.stderr) == ("ns/m\nclosed\n", "")
 
@@ -261,7 +261,7 @@ def test_call_after_the_loop_ended_raises() -> None:
         print(held.client.memory("ns/m").path)
     """
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, timeout=120
     )
     assert (ended.stdout, ended.stderr) == ("ns/m\nStreamClosed\nStreamClosed\n", "")
 

@@ -402,7 +402,7 @@ async def test_throttled_stream_waits(memory: memstream.Memory, server: Scripted
     server.plans, now_s = [Plan(throttle_s=0.6)], asyncio.get_running_loop().time
     begun_s = now_s()
     async with memory.observe("p") as stream:
-        await asyncio.sleep(0.2)  # the client reads the delay
+        await until(lambda: stream.waiting == "scripted")
         await stream.send("one")
         await stream.flush()
         assert now_s() - begun_s >= 0.6

@@ -187,7 +187,7 @@ async def test_waiting_batch_fails_when_direct_commit_ends_the_actor(parts: Asse
         await receiving
     for one in waiting:
         with pytest.raises(JournalUnavailable):
-            await asyncio.wait_for(one, 5.0)
+            await asyncio.wait_for(one, 60.0)
 
 
 async def until_taken(actor: Actor) -> None:

@@ -236,7 +236,7 @@ async def test_jobs_of_a_failing_model_do_not_block_other_types(
         async def embedded() -> bool:
             return bool((await fragments(engine))[-1].model)
 
-        await until(embedded, deadline_s=5)
+        await until(embedded)
 
 
 async def test_failing_job_behind_waiting_ones_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from memstream_server.app.models import Models
 from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.errors import EngineError, JournalUnavailable, MemoryNotFound, ModelMismatch
+from memstream_server.engine.memory.actor import Actor
 from memstream_server.engine.memory.working_set import LATEST_MAX, WorkingSet
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, Query
 from memstream_server.ports.models import EmbeddingModel
@@ -249,6 +250,11 @@ async def test_data_of_another_model_is_refused_with_a_solution(tmp_path: Path) 
             pass
 
 
+async def has_waiting(actor: Actor) -> bool:
+    """Whether a call waits for a revision."""
+    return bool(actor._revised._waiters)
+
+
 async def test_reload_fails_waits_for_a_revision_with_a_retry(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
@@ -256,7 +262,8 @@ async def test_reload_fails_waits_for_a_revision_with_a_retry(tmp_path: Path) ->
         query = Query(text="otter", min_revision=2, wait_s=60)
         await recalled(parts.engine, "joy", "otter")
         waiting = asyncio.create_task(parts.engine.recall(NAMESPACE, "joy", query))
-        await asyncio.sleep(0.01)
+        async with parts.actors.use(NAMESPACE, "joy") as actor:
+            await until(lambda: has_waiting(actor))
         parts.actors.reread_memory(uid)
         with pytest.raises(JournalUnavailable) as refused:
             await waiting

@@ -50,10 +50,12 @@ class Starts:
     def __init__(self) -> None:
         self.children: list[Child] = []
         self.fail: list[Exception] = []
+        self.begun = 0
         self.held = asyncio.Event()
         self.held.set()
 
     async def __call__(self, _collections: Sequence[str]) -> RunningMilvus:
+        self.begun += 1
         try:
             await self.held.wait()
         except asyncio.CancelledError:
@@ -97,7 +99,11 @@ async def test_close_during_failing_start_returns(starts: Starts) -> None:
     await index.open(SPACE)
     starts.held.clear()
     starts.children[0].over.set()
-    await asyncio.sleep(0.05)  # it is being restarted
+
+    async def restarts() -> bool:
+        return starts.begun == 2
+
+    await until(restarts)
     dropping = asyncio.create_task(index.drop_all())
     await asyncio.sleep(0.01)
     dropping.cancel()

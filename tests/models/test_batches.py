@@ -30,7 +30,7 @@ class Endpoint:
         self.asked: list[list[str]] = []
         self.given_up = 0
         self.under_way_max = 0
-        self._under_way = 0
+        self.under_way = 0
         self.refusing: Callable[[], object] = lambda: None
         self._open = asyncio.Event()
 
@@ -42,8 +42,8 @@ class Endpoint:
 
     async def ask(self, texts: list[str]) -> Sequence[str]:
         self.asked.append(texts)
-        self._under_way += 1
-        self.under_way_max = max(self.under_way_max, self._under_way)
+        self.under_way += 1
+        self.under_way_max = max(self.under_way_max, self.under_way)
         try:
             await self._open.wait()
             await asyncio.sleep(0)
@@ -51,7 +51,7 @@ class Endpoint:
             self.given_up += 1
             raise
         finally:
-            self._under_way -= 1
+            self.under_way -= 1
         if any(text.startswith(DEAD) for text in texts):
             raise ModelUnavailable("down")
         if any(text.startswith(BAD) for text in texts):
@@ -72,6 +72,14 @@ async def begun(*calls: Awaitable[list[str | None]]) -> list[asyncio.Future[list
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     return tasks
+
+
+async def _idle(endpoint: Endpoint) -> bool:
+    return endpoint.under_way == 0
+
+
+async def _asked(endpoint: Endpoint, requests: int) -> bool:
+    return len(endpoint.asked) >= requests
 
 
 async def test_concurrent_calls_share_a_request() -> None:
@@ -142,7 +150,7 @@ async def test_failed_request_cancels_no_other_of_its_call() -> None:
     endpoint.go()
     with pytest.raises(ModelUnavailable, match="down"):
         await task
-    await asyncio.sleep(0.01)
+    await until(lambda: _idle(endpoint))
     assert (endpoint.asked, endpoint.given_up) == ([[DEAD], ["b"], ["c"]], 0)
 
 
@@ -172,7 +180,7 @@ async def test_a_request_is_given_up_once_nobody_waits_for_it() -> None:
     batches = of(endpoint, texts_max=2)
     first, second, third = await begun(*(batches.fetch_answers([name]) for name in "abc"))
     first.cancel()
-    await asyncio.sleep(0.01)
+    await until(lambda: _asked(endpoint, 2))
     assert endpoint.asked == [["a"], ["b", "c"]]
     second.cancel()
     await asyncio.sleep(0.01)
@@ -199,7 +207,7 @@ async def test_who_waits_for_a_half_when_it_is_closed_is_told() -> None:
     endpoint.refusing = endpoint.hold
     endpoint.go()
     assert await tasks[0] == ["FIRST"]
-    await asyncio.sleep(0.01)
+    await until(lambda: _asked(endpoint, 3))
     assert endpoint.asked == [["first"], ["a", BAD, "c", "d"], ["a", BAD]]
     await batches.close()
     done = await asyncio.wait_for(asyncio.gather(*tasks[1:], return_exceptions=True), 60)
@@ -268,7 +276,7 @@ def test_everyone_gets_what_is_theirs(
 @asynccontextmanager
 async def embedding(**given: int) -> AsyncIterator[tuple[FakeOpenAI, OpenAIEmbedder]]:
     async with FakeOpenAI(dimension=8) as fake:
-        quick = Resilience(attempts=1, deadline_s=5, failures_to_open=100)
+        quick = Resilience(attempts=1, deadline_s=60, failures_to_open=100)
         embedder = OpenAIEmbedder(OpenAIEmbedding(model="m", base_url=fake.base_url, resilience=quick, **given))
         await embedder.model()
         fake.seen.clear()
@@ -334,7 +342,7 @@ async def _in_flight(fake: FakeOpenAI, count: int) -> bool:
 
 
 async def test_circuit_closes_when_calls_need_many_requests() -> None:
-    resilience, now_s = Resilience(attempts=1, deadline_s=5, failures_to_open=2, open_s=10), 0.0
+    resilience, now_s = Resilience(attempts=1, deadline_s=60, failures_to_open=2, open_s=10), 0.0
     calls = ResilientCalls(resilience, lambda: now_s)
     async with FakeOpenAI(dimension=8) as fake:
         model = OpenAIEmbedding(model="m", base_url=fake.base_url, resilience=resilience, batch_texts=2)
@@ -351,7 +359,7 @@ async def test_circuit_closes_when_calls_need_many_requests() -> None:
             now_s += 10
             with contextlib.suppress(ModelUnavailable):
                 await embedder.embed(texts)
-            await asyncio.sleep(0.1)
+            await until(lambda: _in_flight(fake, 0))
         assert not calls.breaker.open
         assert len(await embedder.embed(texts)) == len(texts)
         await embedder.close()

@@ -29,7 +29,7 @@ from memstream_server.ports.models import Account, ModelUnavailable
 from tests.support.fake_openai import CHECKED, JSON, FakeOpenAI, Fault
 from tests.support.waiting import until
 
-QUICK = Resilience(attempts=3, deadline_s=5, backoff_s=0.001, backoff_max_s=1, failures_to_open=100)
+QUICK = Resilience(attempts=3, deadline_s=60, backoff_s=0.001, backoff_max_s=1, failures_to_open=100)
 FORM = Form("number", {"type": "object"}, '{"number": <a number>}')
 QUESTION = Question(Role.SCORER, "Say a number.", {"texts": ["one"]}, FORM)
 GOOD = '{"number": 7}'

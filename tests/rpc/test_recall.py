@@ -346,7 +346,7 @@ async def test_timeout_of_single_query(told: Wire, script: Any) -> None:
     script.recalling.clear()
     query = pb.RecallQuery(text="wait for it", timeout={"nanos": 20_000_000})
     request = pb.RecallOnceRequest(namespace="ns", memory="m", query=query)
-    error = await refused(told.streams.RecallOnce(request, timeout=20))
+    error = await refused(told.streams.RecallOnce(request, timeout=60))
     assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "QUERY_TIMEOUT")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import grpc
@@ -13,6 +12,7 @@ from memstream.v1 import memory_service_pb2, server_service_pb2
 from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.engine.recall import standing_query
 from tests.rpc.wire import RecallCall, Wire, refused, unpacked, until
+from tests.support import waiting
 from tests.support.waiting import skip_time
 
 pytestmark = pytest.mark.usefixtures("real")
@@ -207,11 +207,11 @@ async def test_list_of_standing_queries_counts_changes(wire: Wire) -> None:
 
 async def until_sent(wire: Wire, count: int) -> None:
     """Waits until the list counts these messages: the client may read one before the server counts it."""
-    for _ in range(500):
-        if (await list_open(wire)).queries[0].messages_sent == count:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the messages were not counted")
+
+    async def counted() -> bool:
+        return (await list_open(wire)).queries[0].messages_sent == count
+
+    await waiting.until(counted)
 
 
 async def test_ended_standing_queries_leave_the_list(wire: Wire) -> None:

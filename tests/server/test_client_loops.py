@@ -22,7 +22,7 @@ __all__ = ["shared"]  # fixture
 @pytest.fixture
 def client(shared: ServerProcess) -> memstream.Client:
     """Created without a running loop, as at the top of a module."""
-    return memstream.connect(shared.address, timeout_s=20.0)
+    return memstream.connect(shared.address, timeout_s=60.0)
 
 
 def test_client_serves_loops_one_after_another(client: memstream.Client, path: str) -> None:
@@ -85,7 +85,7 @@ def test_streams_end_with_their_loop(client: memstream.Client, path: str) -> Non
 
     async def use(call: Callable[[], Any]) -> None:
         with pytest.raises((memstream.StreamClosed, memstream.EventLoopMismatch)):
-            await asyncio.wait_for(call(), 20)
+            await asyncio.wait_for(call(), 60)
 
     asyncio.run(leave_open())
     for call in (
@@ -105,7 +105,7 @@ def test_two_loops_at_once_are_refused(client: memstream.Client, path: str) -> N
 
     def elsewhere(call: Callable[[], Any]) -> None:
         async def called() -> None:
-            await asyncio.wait_for(call(), 20)
+            await asyncio.wait_for(call(), 60)
 
         try:
             asyncio.run(called())

@@ -47,7 +47,7 @@ async def test_writes_are_refused_and_reads_go_on(make_server: MakeServer, tmp_p
     async with memstream.connect(server.address) as client:
         memory = client.memory("storage/joy")
         with pytest.raises(memstream.StorageFull) as raised:
-            await memory.observe_batch(["said without"], timeout_s=20)
+            await memory.observe_batch(["said without"], timeout_s=60)
         assert (raised.value.reason, raised.value.code) == ("STORAGE_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED)
         assert raised.value.retry_after
         with pytest.raises(memstream.StorageFull):
@@ -86,7 +86,7 @@ async def _refused(address: str) -> None:
             namespace="storage", memory="joy", observations=[fragment_pb2.Observation(content="refused")]
         )
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await StreamServiceStub(channel).ObserveBatch(request, wait_for_ready=True, timeout=20)
+            await StreamServiceStub(channel).ObserveBatch(request, wait_for_ready=True, timeout=60)
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -182,7 +182,7 @@ async def operated(make_server: MakeServer) -> AsyncIterator[tuple[Operator, mem
 async def check_reads(*memories: memstream.Memory, cause: str) -> None:
     """Each has one fragment that mentions room; the answer says what fails."""
     for memory in memories:
-        answer = await memory.recall_once("room", timeout_s=20)
+        answer = await memory.recall_once("room", timeout_s=60)
         assert [one.fragment.content for one in answer] == [f"{memory.name} has room"]
         assert cause in answer.degraded
         assert await contents(memory) == [f"{memory.name} has room"]

@@ -87,7 +87,9 @@ class ScriptedObserve:
             await self.context.write(pb.ObserveResponse(ack=page))
         if self.plan.throttle_s:
             await self.context.write(
-                pb.ObserveResponse(throttle=pb.Throttle(retry_delay=duration(self.plan.throttle_s)))
+                pb.ObserveResponse(
+                    throttle=pb.Throttle(retry_delay=duration(self.plan.throttle_s), description="scripted")
+                )
             )
         read = asyncio.create_task(self.context.read())
         superseded = asyncio.create_task(self.superseded.wait())
