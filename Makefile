@@ -44,8 +44,8 @@ $(STAMP): requirements/dev.txt pyproject.toml
 demo: $(STAMP)  ## stream real text in, ask, kill the server, ask again
 	$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
-test: $(STAMP)  ## the tests that need Python alone, in four processes: many wait for a server
-	$(BIN)/python -m pytest -n 4 --dist worksteal $(PYTEST_ARGS)
+test: $(STAMP)  ## the tests that need Python alone, in three processes: many wait for a server
+	$(BIN)/python -m pytest -n 3 --dist worksteal --ignore tests/toolchains $(PYTEST_ARGS)
 
 debug: $(STAMP)  ## the fast tests with asyncio's debug mode: coroutines that nobody awaits, resources that nobody closes
 	PYTHONASYNCIODEBUG=1 $(BIN)/python -X dev -m pytest -n 2 --dist worksteal $(DEBUG_TESTS) $(PYTEST_ARGS)

@@ -22,6 +22,7 @@ import memstream.agent
 import memstream.sync
 from memstream.status import error_from_status
 from memstream.templates import render_template
+from tests.support.arbitrary import UNICODE
 from tests.support.pages import ROOT
 from tests.support.scripted_server import ScriptedServer
 from tests.support.scripts import status
@@ -316,14 +317,14 @@ def test_rejected_template_is_named_once() -> None:
 # ---- names
 
 
-@given(st.one_of(st.text(min_size=1, max_size=31), st.text("ab.-_~/@ é日\U0001f600", min_size=1, max_size=23)))
+@given(st.one_of(st.text(UNICODE, min_size=1, max_size=31), st.text("ab.-_~/@ é日\U0001f600", min_size=1, max_size=23)))
 def test_memory_name_is_reversible(user_id: str) -> None:
     name = memstream.memory_name(user_id)
     assert memstream.connect("x").memory(f"users/{name}").name == name
     assert memstream.user_id_of(name) == user_id
 
 
-@given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
+@given(st.text(UNICODE, min_size=1, max_size=20), st.text(UNICODE, min_size=1, max_size=20))
 def test_different_ids_have_different_names(one: str, other: str) -> None:
     assert (memstream.memory_name(one) == memstream.memory_name(other)) is (one == other)
 

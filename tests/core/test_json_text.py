@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstream_server.core.json_text import find_fault
+from tests.support.arbitrary import UNICODE
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(UNICODE),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(UNICODE), inner, max_size=3),
     max_leaves=8,
 )
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstream_server.core.printable import escape_unprintable, number_text
+from tests.support.arbitrary import UNICODE
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_kept_characters_stay() -> None:
     assert escape_unprintable("a\nb\x1b", keep="\n") == "a\nb\\x1b"
 
 
-@given(st.text())
+@given(st.text(UNICODE))
 def test_result_has_no_control_character(text: str) -> None:
     assert not any(ord(one) < 32 or 127 <= ord(one) < 160 for one in escape_unprintable(text))
 

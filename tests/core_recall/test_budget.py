@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstream_server.core.budget import Fit, Item, estimated_tokens, fit
+from tests.support.arbitrary import UNICODE
 
 
 def items(*sizes: int, prefix: str = "r") -> list[Item]:
@@ -70,7 +71,7 @@ def test_the_clients_own_count_is_used() -> None:
 
 
 ITEMS = st.lists(st.integers(0, 9), max_size=6, unique=True)
-TEXTS = st.lists(st.text(max_size=30), min_size=10, max_size=10)
+TEXTS = st.lists(st.text(UNICODE, max_size=30), min_size=10, max_size=10)
 
 
 @given(ITEMS, ITEMS, TEXTS, st.integers(1, 60))

@@ -20,6 +20,7 @@ from memstream_server.core.time_phrases.recognition import (
     find_times,
     has_time_words,
 )
+from tests.support.arbitrary import UNICODE
 from tests.support.seeds import rounds
 
 NOW = datetime(2023, 11, 15, 12, tzinfo=UTC)
@@ -186,7 +187,7 @@ _WORDS = [
 
 
 @given(
-    st.one_of(st.text(max_size=80), st.lists(st.sampled_from(_WORDS), max_size=14).map(" ".join)),
+    st.one_of(st.text(UNICODE, max_size=80), st.lists(st.sampled_from(_WORDS), max_size=14).map(" ".join)),
     st.sampled_from([*LEXICONS, "english", "finnish"]),
     st.datetimes(datetime(1000, 1, 1), datetime(9000, 1, 1)),
     st.sampled_from(["UTC", "America/New_York", "Australia/Lord_Howe", "Asia/Tokyo"]),

@@ -63,7 +63,7 @@ SECOND: list[Item] = [observation(f"line {number} of the log") for number in ran
 
 def following(number: int) -> int:
     """The next call to fail: each one in turn, or calls that lie ever further apart."""
-    return number + 1 if THOROUGH else max(number + 1, 2 * number)
+    return number + 1 if THOROUGH else max(number + 1, 3 * number)
 
 
 async def insist(call: Callable[[], Awaitable[T]]) -> T:

@@ -26,6 +26,7 @@ from memstream_server.ports.index import IndexLost, IndexUnavailable
 from tests.index.conformance import SPACE, fragment_id, points, unit_vectors
 from tests.index.processes import DEADLINE_S, children, listening, until
 from tests.support.processes import paused
+from tests.support.seeds import THOROUGH
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -89,17 +90,12 @@ async def fill_again(index: MilvusIndex) -> None:
     assert (await index.search("m", VECTORS[3], 1))[0] == [fragment_id(3)]
 
 
-async def test_killed_child_restarts_with_flushed_data(index: MilvusIndex, tmp_path: Path) -> None:
-    await kill_child(index, tmp_path)
-    assert await index.count("m") == len(VECTORS)
-    assert (await index.search("m", VECTORS[9], 1))[0] == [fragment_id(9)]
-    await index.flush()
-
-
 async def test_flush_never_covers_writes_of_killed_child(index: MilvusIndex, tmp_path: Path) -> None:
+    """The next child serves what was flushed."""
     more = unit_vectors(50, seed=2)
     await index.upsert(points("m", more, first=1000))
     await kill_child(index, tmp_path)
+    assert (await index.search("m", VECTORS[9], 1))[0] == [fragment_id(9)]
     with pytest.raises(IndexUnavailable, match="since the last flush") as raised:
         await index.flush()
     assert not isinstance(raised.value, IndexLost)
@@ -108,7 +104,8 @@ async def test_flush_never_covers_writes_of_killed_child(index: MilvusIndex, tmp
     assert await index.count("m") == len(VECTORS) + 50
 
 
-async def test_write_without_child_reports_lost_writes_once(index: MilvusIndex, tmp_path: Path) -> None:
+async def test_calls_fail_at_once_without_child(index: MilvusIndex, tmp_path: Path) -> None:
+    """The flush that follows reports the lost writes, once."""
     more = unit_vectors(50, seed=2)
     await index.upsert(points("m", more, first=1000))
     os.kill(only_child(tmp_path), signal.SIGKILL)
@@ -137,9 +134,10 @@ async def finish(index: MilvusIndex, write: asyncio.Task[None]) -> None:
     await index.flush()
 
 
+@pytest.mark.drawn
 async def test_kill_during_write(index: MilvusIndex, tmp_path: Path) -> None:
     many = unit_vectors(6000, seed=3)
-    for attempt in range(3):
+    for attempt in range(3) if THOROUGH else (1,):
         pid = only_child(tmp_path)
         write = asyncio.create_task(index.upsert(points(f"many-{attempt}", many)))
         await until(functools.partial(came_to, tmp_path, attempt * 150_000, write))
@@ -163,13 +161,6 @@ async def search_until_it_fails(index: MilvusIndex, kind: type[IndexUnavailable]
                 raise
             except IndexUnavailable:
                 await asyncio.sleep(0.02)
-
-
-async def test_calls_fail_at_once_without_child(index: MilvusIndex, tmp_path: Path) -> None:
-    os.kill(only_child(tmp_path), signal.SIGKILL)
-    with pytest.raises(IndexUnavailable):
-        await search_until_it_fails(index, IndexUnavailable)
-    await until(index.is_healthy)
 
 
 async def test_search_ends_with_its_timeout(tmp_path: Path) -> None:
@@ -262,8 +253,19 @@ async def test_start_waits_for_exiting_predecessor(filled: Path, tmp_path: Path)
     await index.close()
 
 
-async def test_second_server_on_directory_is_refused(index: MilvusIndex, tmp_path: Path) -> None:
+def check_private(pid: int, data_dir: Path) -> None:
+    """The child listens on a socket of its user's alone, and nowhere else."""
+    assert listening(pid) == []
+    (socket,) = sockets_in(data_dir)
+    mode = socket.stat().st_mode
+    assert stat.S_ISSOCK(mode)
+    assert mode & 0o077 == 0
+    assert (data_dir / "milvus").stat().st_mode & 0o077 == 0
+
+
+async def test_private_directory_refuses_a_second_server(index: MilvusIndex, tmp_path: Path) -> None:
     first = only_child(tmp_path)
+    check_private(first, tmp_path)
     second = await open_lite(tmp_path, lock_timeout_s=0.2)
     with pytest.raises(IndexUnavailable, match="another process holds the lock"):
         await second.open(SPACE)
@@ -294,18 +296,8 @@ def test_child_serializes_writes() -> None:
     assert most == 1
 
 
-async def test_child_listens_on_private_socket_only(index: MilvusIndex, tmp_path: Path) -> None:
-    assert listening(only_child(tmp_path)) == []
-    (socket,) = sockets_in(tmp_path)
-    mode = socket.stat().st_mode
-    assert stat.S_ISSOCK(mode)
-    assert mode & 0o077 == 0
-    assert (tmp_path / "milvus").stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.parametrize("name", ["long" * 40, "with space", "50%#?"])
-async def test_long_data_path_uses_temporary_socket(tmp_path: Path, name: str) -> None:
-    data_dir = tmp_path / name
+async def test_long_data_path_uses_temporary_socket(tmp_path: Path) -> None:
+    data_dir = tmp_path / ("long, with space, 50%#? " * 6)
     index = await open_lite(data_dir)
     assert await index.open(SPACE)
     assert sockets_in(data_dir) == []
@@ -378,21 +370,13 @@ def file_for_collections(data_dir: Path) -> None:
     (data_dir / "milvus" / "collections").write_text("not a directory")
 
 
-DAMAGES = [
-    truncate,
-    scribble,
-    lose_file,
-    damage_manifest,
-    lose_manifest,
-    lose_schema,
-    damage_schema,
-    lose_all,
-    file_for_directory,
-    file_for_collections,
-]
+DAMAGES = [truncate, damage_manifest, lose_schema, file_for_directory]
+"""One of each kind: data, manifest, schema, directory."""
+MORE_DAMAGES = [scribble, lose_file, lose_manifest, damage_schema, lose_all, file_for_collections]
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.drawn
+@pytest.mark.parametrize("damage", DAMAGES + (MORE_DAMAGES if THOROUGH else []))
 async def test_damaged_directory_is_dropped_and_refilled(
     filled: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from memstream_server.adapters.models.hashing import DIMENSION, MODEL, HashingEmbedder
 from memstream_server.adapters.models.words import STOP_WORDS
+from tests.support.arbitrary import UNICODE
 
 EMBEDDER = HashingEmbedder()
 
@@ -20,7 +21,7 @@ def cosine(one: str, other: str) -> float:
     return float(first @ second)
 
 
-@given(st.lists(st.text(max_size=60), max_size=5))
+@given(st.lists(st.text(UNICODE, max_size=60), max_size=5))
 def test_rows_are_finite_and_of_unit_length(texts: list[str]) -> None:
     vectors = EMBEDDER.vectors(texts)
     assert vectors.shape == (len(texts), DIMENSION)
@@ -29,7 +30,7 @@ def test_rows_are_finite_and_of_unit_length(texts: list[str]) -> None:
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-5)
 
 
-@given(st.lists(st.text(max_size=40), min_size=1, max_size=6), st.data())
+@given(st.lists(st.text(UNICODE, max_size=40), min_size=1, max_size=6), st.data())
 def test_a_vector_does_not_depend_on_its_batch(texts: list[str], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(texts) - 1))
     alone = HashingEmbedder().vectors([texts[place]])[0]

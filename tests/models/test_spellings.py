@@ -23,6 +23,7 @@ from memstream_server.adapters.models.words import (
     words,
 )
 from memstream_server.ports.journal.rows import Terms
+from tests.support.arbitrary import UNICODE
 
 ANALYZER = SnowballAnalyzer()
 ENGLISH = STOP_WORDS["english"]
@@ -235,14 +236,14 @@ def test_other_signs_part_words(text: str, found: list[str]) -> None:
     assert tokens(text) == found
 
 
-@given(st.text(max_size=60))
+@given(st.text(UNICODE, max_size=60))
 def test_folding_is_idempotent(text: str) -> None:
     for token in tokens(text):
         once = fold_accents(lower_word(token))
         assert fold_accents(once) == once
 
 
-@given(st.text(max_size=200))
+@given(st.text(UNICODE, max_size=200))
 def test_no_word_is_lost(text: str) -> None:
     """Every word that the embedder sees is among the forms, but for what the analyzer removes or reads as a sign."""
     text = text.translate(dict.fromkeys(map(ord, "\u00ad\u200c\u200d"), "") | dict.fromkeys(map(ord, "+#.&"), " "))
@@ -253,7 +254,7 @@ def test_no_word_is_lost(text: str) -> None:
     assert {fold_accents(lower_word(word)) for word in missed} <= {fold_accents(form) for form in forms}
 
 
-@given(st.text(max_size=200), st.sampled_from(["english", "turkish", "german", "arabic"]))
+@given(st.text(UNICODE, max_size=200), st.sampled_from(["english", "turkish", "german", "arabic"]))
 def test_a_question_of_a_fragments_own_words_meets_it_whole(text: str, language: str) -> None:
     assert hashes(ANALYZER.question_terms(text, language)) <= hashes(ANALYZER.terms(text, language))
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from memstream_server.adapters.models.analyzer import NO_TERMS, SnowballAnalyzer, term_hash
 from memstream_server.adapters.models.words import WORD_CHARACTERS_MAX, languages, words
 from memstream_server.ports.journal.rows import Terms
+from tests.support.arbitrary import UNICODE
 
 ANALYZER = SnowballAnalyzer()
 
@@ -72,7 +73,7 @@ def test_a_long_word_is_cut_and_a_frequent_one_saturates() -> None:
     assert unpacked(ANALYZER.terms("dog " * 70_000)) == {term_hash("dog"): 65_535}
 
 
-@given(st.text(max_size=200))
+@given(st.text(UNICODE, max_size=200))
 def test_every_text_gives_ascending_distinct_hashes_with_counts(text: str) -> None:
     terms = ANALYZER.terms(text)
     hashes, counts = np.frombuffer(terms.hashes, "<u8"), np.frombuffer(terms.counts, "<u2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from memstream.v1 import memory_service_pb2, operation_service_pb2, server_servi
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.memory_service_pb2 import GetMemoryRequest
 from tests.rpc.wire import Wire
+from tests.support.arbitrary import UNICODE
 from tests.support.fake_engine import FakeEngine
 from tests.support.seeds import rounds
 
@@ -50,7 +52,7 @@ _NAMES = st.sampled_from(["ns", "m", "", "p", "a/b", "\x00", "é" * 200, "0" * 2
 
 def _scalar(field: FieldDescriptor) -> st.SearchStrategy[Any]:
     if field.type == _TYPE.TYPE_STRING:
-        return _NAMES | st.text(max_size=10)
+        return _NAMES | st.text(UNICODE, max_size=10)
     if field.type == _TYPE.TYPE_BYTES:
         return st.binary(max_size=10)
     if field.type == _TYPE.TYPE_BOOL:
@@ -62,36 +64,41 @@ def _scalar(field: FieldDescriptor) -> st.SearchStrategy[Any]:
     return _EDGES_64 if field.type == _TYPE.TYPE_INT64 else _EDGES_32
 
 
+@functools.cache
 def messages(of: Descriptor, depth: int = 4) -> st.SearchStrategy[Any]:
     """Messages of a type, with random fields set to values that are likely to be invalid."""
+    values = [(field, _values_of(field, of, depth)) for field in of.fields if not _is_left_out(field, depth)]
+    memory = of.fields_by_name.get("memory")
+    is_named = memory is not None and memory.message_type is None and "namespace" in of.fields_by_name
 
     @st.composite
     def build(draw: Any) -> Any:
         made: Any = GetMessageClass(of)()
-        for field in of.fields:
-            if (field.message_type is not None and depth == 0) or not draw(st.booleans()):
+        for field, of_field in values:
+            if not draw(st.booleans()):
                 continue
-            if field.message_type is not None and field.message_type.GetOptions().map_entry:
-                continue
-            deeper = 0 if field.message_type == of else depth - 1  # a filter inside of a filter
-            one = _scalar(field) if field.message_type is None else messages(field.message_type, deeper)
             if field.is_repeated:
-                getattr(made, field.name).extend(draw(st.lists(one, max_size=2)))
+                getattr(made, field.name).extend(draw(of_field))
             elif field.message_type is not None:
-                getattr(made, field.name).CopyFrom(draw(one))
+                getattr(made, field.name).CopyFrom(draw(of_field))
             else:
-                setattr(made, field.name, draw(one))
-        memory = of.fields_by_name.get("memory")
-        if (
-            memory is not None
-            and memory.message_type is None
-            and "namespace" in of.fields_by_name
-            and draw(st.booleans())
-        ):
+                setattr(made, field.name, draw(of_field))
+        if is_named and draw(st.booleans()):
             made.namespace, made.memory = "ns", "m"  # so that some pass the check of names
         return made
 
     return build()
+
+
+def _is_left_out(field: FieldDescriptor, depth: int) -> bool:
+    return field.message_type is not None and (depth == 0 or field.message_type.GetOptions().map_entry)
+
+
+def _values_of(field: FieldDescriptor, of: Descriptor, depth: int) -> st.SearchStrategy[Any]:
+    """Values of a field, lists of them if it is repeated."""
+    deeper = 0 if field.message_type == of else depth - 1  # a filter inside of a filter
+    one = _scalar(field) if field.message_type is None else messages(field.message_type, deeper)
+    return st.lists(one, max_size=2) if field.is_repeated else one
 
 
 async def status(wire: Wire, method: MethodDescriptor, requests: list[bytes]) -> grpc.StatusCode:

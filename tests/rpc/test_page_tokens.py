@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -47,15 +48,20 @@ FORGED = [
 
 @pytest.fixture(scope="module")
 def listing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with at least two of everything that is listed, except standing queries."""
     with ServerProcess(tmp_path_factory.mktemp("listing") / "data").configure(**QUICK) as server:
+        asyncio.run(fill(server.address))
         yield server
         assert server.stop() == 0
     check_log(server)
 
 
-@pytest.fixture
-async def asked(listing: ServerProcess) -> AsyncIterator[Callable[[str, Message], Any]]:
-    async with memstream.connect(listing.address) as client:
+def make_stubs(channel: grpc.aio.Channel) -> list[Any]:
+    return [MemoryServiceStub(channel), ConversationServiceStub(channel), OperationServiceStub(channel)]
+
+
+async def fill(address: str) -> None:
+    async with memstream.connect(address) as client, grpc.aio.insecure_channel(address) as channel:
         for number in range(2):
             await client.create_memory(f"{NAMESPACE}/m{number}", exist_ok=True)
             await client.create_memory(f"{NAMESPACE}-{number}/m", exist_ok=True)
@@ -64,29 +70,32 @@ async def asked(listing: ServerProcess) -> AsyncIterator[Callable[[str, Message]
         await memory.observe_batch([memstream.Observation("said", session=each) for each in ("monday", "tuesday")])
         for _ in range(2):
             await memory.recall_once("first", receipt=True)
-        async with (
-            memory.recall() as recall,
-            recall.subscribe("first"),
-            recall.subscribe("second"),
-            grpc.aio.insecure_channel(listing.address) as channel,
-        ):
-            stubs: list[Any] = [
-                MemoryServiceStub(channel),
-                ConversationServiceStub(channel),
-                OperationServiceStub(channel),
-            ]
-            for _ in range(2):
-                message = talks.ConversationMessage(conversation="talk", sender="joy", content="hello")
-                await stubs[1].AppendMessage(talks.AppendMessageRequest(namespace=NAMESPACE, message=message))
-                await stubs[2].StartPurge(operations.StartPurgeRequest(**MEMORY))
-            plans = [talks.Plan(sub_task_number=number, sub_task_title="t") for number in (1, 2)]
-            await stubs[1].SavePlans(talks.SavePlansRequest(**TALK, plans=plans))
+        _, conversing, operating = make_stubs(channel)
+        for _ in range(2):
+            message = talks.ConversationMessage(conversation="talk", sender="joy", content="hello")
+            await conversing.AppendMessage(talks.AppendMessageRequest(namespace=NAMESPACE, message=message))
+            await operating.StartPurge(operations.StartPurgeRequest(**MEMORY))
+        plans = [talks.Plan(sub_task_number=number, sub_task_title="t") for number in (1, 2)]
+        await conversing.SavePlans(talks.SavePlansRequest(**TALK, plans=plans))
 
-            async def call(name: str, request: Message) -> Any:
-                stub = next(stub for stub in stubs if hasattr(stub, name))
-                return await getattr(stub, name)(request)
 
-            yield call
+@pytest.fixture
+async def asked(listing: ServerProcess) -> AsyncIterator[Callable[[str, Message], Any]]:
+    """Calls a list method while two standing queries are open."""
+    async with (
+        memstream.connect(listing.address) as client,
+        client.memory(f"{NAMESPACE}/m").recall() as recall,
+        recall.subscribe("first"),
+        recall.subscribe("second"),
+        grpc.aio.insecure_channel(listing.address) as channel,
+    ):
+        stubs = make_stubs(channel)
+
+        async def call(name: str, request: Message) -> Any:
+            stub = next(stub for stub in stubs if hasattr(stub, name))
+            return await getattr(stub, name)(request)
+
+        yield call
 
 
 @pytest.mark.parametrize("name", LISTS)

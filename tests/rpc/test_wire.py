@@ -42,6 +42,7 @@ from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import fragments, observations, policies, scalars
 from tests.rpc.wire import unpacked
+from tests.support.arbitrary import UNICODE
 
 SERVICES = (
     block_service_pb2,
@@ -71,7 +72,11 @@ def test_a_status_stays_small_whatever_it_tells_of() -> None:
     assert status_of(error).ByteSize() < 6_000
 
 
-@given(st.lists(st.tuples(st.sampled_from(["content", "metadata['a']"]), st.text(min_size=1)), min_size=1, max_size=3))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["content", "metadata['a']"]), st.text(UNICODE, min_size=1)), min_size=1, max_size=3
+    )
+)
 def test_rejection_violations_survive_as_text(given: list[tuple[str, str]]) -> None:
     violations = [FieldViolation(field, f"is wrong, {text.replace(';', '')}") for field, text in given]
     assert list(violations_in(violation_text(violations))) == violations

@@ -19,6 +19,7 @@ from memstream_server.adapters.milvus.index import open_lite
 from tests.server.conftest import MakeServer, started, stopped
 from tests.server.listing import contents, indexed
 from tests.support import journals
+from tests.support.seeds import THOROUGH
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -198,7 +199,8 @@ def _truncated(data_dir: Path) -> None:
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-@pytest.mark.parametrize("damage", [_removed, _garbled, _truncated])
+@pytest.mark.drawn
+@pytest.mark.parametrize("damage", [_removed, _garbled, _truncated] if THOROUGH else [_truncated])
 async def test_a_damaged_index_is_filled_again(make_server: MakeServer, damage: Callable[[Path], None]) -> None:
     server = await started(make_server(**SEARCHES_MILVUS))
     async with memstream.connect(server.address) as client:

@@ -20,6 +20,7 @@ from tests.server.listing import contents, fragments, indexed
 from tests.support.fake_openai import FakeOpenAI, Fault
 from tests.support.journals import query_rows
 from tests.support.scripted_models import VECTOR_BYTES
+from tests.support.seeds import rounds
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
 
@@ -30,6 +31,7 @@ NOW = datetime(2026, 5, 8, tzinfo=UTC)
 ANIMALS = ("otter", "heron", "badger", "lynx", "raven", "stoat")
 FOODS = ("fish", "frogs", "roots", "hares", "eggs", "berries", "beetles", "voles", "honey", "snails")
 TEXTS = [f"the {animal} of the {food} valley" for animal in ANIMALS for food in FOODS]
+MEMORIES = rounds(6, 3)
 DOWN = Fault(status=503)
 OUTAGE = [DOWN] * 10_000
 ENDED_S = 180.0
@@ -108,6 +110,7 @@ class Load:
             assert answer.degraded == ""
             assert text in [one.fragment.content for one in answer]
             self.recalls += 1
+            await asyncio.sleep(0.02)
 
     async def observing(self) -> None:
         async with self._memory.observe("steady") as stream:
@@ -217,11 +220,12 @@ async def some_vectors(server: ServerProcess) -> bool:
     return NEXT in models_of(server)
 
 
+@pytest.mark.drawn
 async def test_killed_operation_resumes_where_it_stopped(make_server: MakeServer, fake: FakeOpenAI) -> None:
     fake.latency_s = 0.2
     server = await started(make_server(**next_model(fake), embedding_batch_max=4, embedding_concurrency=1))
     async with connected(server) as (client, operations):
-        for number in range(6):
+        for number in range(MEMORIES):
             await fill(client, f"zoo/{number}")
         operation = await operations.start()
         await until(lambda: some_vectors(server))
@@ -232,19 +236,20 @@ async def test_killed_operation_resumes_where_it_stopped(make_server: MakeServer
         memory = client.memory("zoo/0")
         assert (await memory.recall_once(TEXTS[0], limit=1))[0].fragment.content == TEXTS[0]
         await operations.succeeded(operation)
-        for number in range(6):
+        for number in range(MEMORIES):
             await until(lambda number=number: all_next(client.memory(f"zoo/{number}")))
         await until(lambda: only_next(server))
-    assert sum(map(len, fake.embedded)) - asked < 6 * len(TEXTS), "what was embedded before is not asked for again"
+    assert sum(map(len, fake.embedded)) - asked < MEMORIES * len(TEXTS), "what was embedded is not asked for again"
 
 
+@pytest.mark.drawn
 async def test_cancelled_it_leaves_the_model_in_force(make_server: MakeServer, fake: FakeOpenAI) -> None:
     fake.latency_s = 0.2
     server = await started(make_server(**next_model(fake), embedding_batch_max=4, embedding_concurrency=1))
     async with connected(server) as (client, operations):
         name = (await client.server_info()).embedding.name
         memory = await fill(client, "zoo/large")
-        for number in range(5):
+        for number in range(MEMORIES - 1):
             await fill(client, f"zoo/{number}")
         await until(lambda: indexed(client, memory))
         found = await ranked(memory)

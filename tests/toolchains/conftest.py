@@ -26,11 +26,16 @@ INSTALLED_IN_PLACE = {
 """Files whose tests build the same programs: one process runs them, so that none replaces what another one uses."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Servers of these tests write the vector index at once; two processes share the tests by what they start."""
+    """Every test here needs a toolchain: `make test` does not even import this folder.
+
+    Servers of these tests write the vector index at once; two processes share the tests by what they start.
+    """
     groups = {file: group for group, files in INSTALLED_IN_PLACE.items() for file in files}
     for item in items:
         if item.path.is_relative_to(FOLDER):
+            item.add_marker(pytest.mark.toolchain)
             item.add_marker(pytest.mark.with_index)
             used = {"fleet", "plain_fleet", "milvus", "postgres"}.intersection(getattr(item, "fixturenames", ()))
             alone = item.path.name if item.path.parent == FOLDER else item.path.parent.name
