@@ -250,20 +250,21 @@ async def test_data_of_another_model_is_refused_with_a_solution(tmp_path: Path) 
             pass
 
 
-async def has_waiting(actor: Actor) -> bool:
-    """Whether a call waits for a revision."""
-    return bool(actor._revised._waiters)
+async def test_reload_fails_waits_for_a_revision_with_a_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, wait_for_revision = asyncio.Event(), Actor.wait_for_revision
 
+    async def wait(actor: Actor, revision: int) -> None:
+        begun.set()
+        await wait_for_revision(actor, revision)
 
-async def test_reload_fails_waits_for_a_revision_with_a_retry(tmp_path: Path) -> None:
+    monkeypatch.setattr(Actor, "wait_for_revision", wait)
     async with assembled(tmp_path) as parts:
         await create(parts.engine, "joy")
         uid = (await parts.engine.memories.get(NAMESPACE, "joy")).uid
         query = Query(text="otter", min_revision=2, wait_s=60)
         await recalled(parts.engine, "joy", "otter")
         waiting = asyncio.create_task(parts.engine.recall(NAMESPACE, "joy", query))
-        async with parts.actors.use(NAMESPACE, "joy") as actor:
-            await until(lambda: has_waiting(actor))
+        await begun.wait()
         parts.actors.reread_memory(uid)
         with pytest.raises(JournalUnavailable) as refused:
             await waiting
