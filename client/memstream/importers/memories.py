@@ -183,12 +183,12 @@ def read_chroma(source: Source, options: Options, report: Report) -> Iterator[Re
     """The documents of one collection with their metadata. Vectors are in files of Chroma's own form: not read."""
     name = chroma_file(source)
     if name is None:
-        raise InvalidSource(f"{source.uri}: has no chroma.sqlite3")
+        raise InvalidSource(f"{source.shown}: has no chroma.sqlite3")
     with closing(_open_sqlite(source, name)) as database:
         names = [row[0] for row in database.execute("SELECT name FROM collections ORDER BY name")]
         collection = options.collection or (names[0] if len(names) == 1 else "")
         if collection not in names:
-            raise InvalidSource(f"{source.uri}: name one of its collections with --collection: {', '.join(names)}")
+            raise InvalidSource(f"{source.shown}: name one of its collections with --collection: {', '.join(names)}")
         rows = database.execute(
             "SELECT e.embedding_id, e.created_at, m.key, m.string_value, m.int_value, m.float_value, m.bool_value "
             "FROM collections c JOIN segments s ON s.collection = c.id JOIN embeddings e ON e.segment_id = s.id "
@@ -236,7 +236,7 @@ def _group_chroma(rows: Iterator[tuple[Any, ...]] | sqlite3.Cursor) -> Iterator[
 def _open_sqlite(source: Source, name: str) -> sqlite3.Connection:
     """A database, read only. Raises InvalidSource: for a member of an archive, too."""
     if source.path is None or (source.path.is_file() and PurePosixPath(name).name != source.path.name):
-        raise InvalidSource(f"{source.uri}: unpack the archive: a database is not read from inside it")
+        raise InvalidSource(f"{source.shown}: unpack the archive: a database is not read from inside it")
     path = source.path / name if source.path.is_dir() else source.path
     try:
         database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False)

@@ -206,7 +206,7 @@ def read_whatsapp(source: Source, options: Options, report: Report) -> Iterator[
     """One chat; a line without a time continues the message before it."""
     name = whatsapp_file(source)
     if name is None:
-        raise InvalidSource(f"{source.uri}: has no WhatsApp chat: no line begins with a date and a time")
+        raise InvalidSource(f"{source.shown}: has no WhatsApp chat: no line begins with a date and a time")
     order = options.date_order or _find_date_order(source, name)
     chat = _chat_name(source, name)
     report.keep("chats")

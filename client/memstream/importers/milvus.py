@@ -81,7 +81,7 @@ def _choose_collection(client: Any, source: Source, wanted: str) -> str:
     names = sorted(client.list_collections(timeout=CALL_S))
     chosen = wanted or (names[0] if len(names) == 1 else "")
     if chosen not in names:
-        raise InvalidSource(f"{source.uri}: name one of its collections with --collection: {', '.join(names) or '-'}")
+        raise InvalidSource(f"{source.shown}: name one of its collections with --collection: {', '.join(names) or '-'}")
     return str(chosen)
 
 
@@ -170,9 +170,9 @@ def _connect(source: Source, token: str) -> Iterator[Any]:
             stack.callback(client.close)
             yield client
         except pymilvus.MilvusException as error:
-            raise InvalidSource(f"Milvus at {source.uri}: {error.message} (code {error.code})") from error
+            raise InvalidSource(f"Milvus at {source.shown}: {error.message} (code {error.code})") from error
         except (grpc.RpcError, grpc.FutureTimeoutError) as error:
-            raise InvalidSource(f"Milvus at {source.uri} does not answer: {error}") from error
+            raise InvalidSource(f"Milvus at {source.shown} does not answer: {error}") from error
 
 
 @contextmanager

@@ -109,7 +109,7 @@ class Importer:
         self._bytes_max = info.limits.content_bytes_max or 65_536
         if self._target.conversations:
             self._bytes_max = min(self._bytes_max, FEED_BYTES_MAX)
-        result = Result(self._shape.name, self._source.uri, self._target.path)
+        result = Result(self._shape.name, self._source.shown, self._target.path)
         await self._scan(result, info)
         if dry_run or not result.records:
             return result
@@ -226,7 +226,7 @@ class Importer:
             await stream.flush()
             _note_rejected(stream.rejected, places, result)
         if not result.producer.endswith(checked.hexdigest()):
-            raise InvalidSource(f"{self._source.uri} changed during the import: run the command again")
+            raise InvalidSource(f"{self._source.shown} changed during the import: run the command again")
         await self._finish_memory(memory)
 
     async def _put_block(self, memory: Memory, record: Record, result: Result) -> None:

@@ -142,4 +142,4 @@ def choose_shape(source: Source, wanted: str = "") -> Shape:
         if shape.recognise(source):
             return shape
     what = "it is a SQLite database, " if any(is_sqlite(source, one) for one in source.names[:1]) else ""
-    raise InvalidSource(f"{source.uri}: {what}its shape is none of these; --from names one\n{known_shapes()}")
+    raise InvalidSource(f"{source.shown}: {what}its shape is none of these; --from names one\n{known_shapes()}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ MEMBERS_MAX = 200_000
 _RATIO_MAX, _RATIO_FROM_BYTES = 300, 32 << 20
 """A larger member of an archive that is compressed more than this is made to fill the machine; chats take 5 to 20."""
 URI_SCHEMES = ("http://", "https://", "tcp://", "unix:", "postgresql://", "postgres://")
+_USER = re.compile(r"//[^/]*@")
 SQLITE_HEAD = b"SQLite format 3\0"
 
 
@@ -32,6 +34,8 @@ class Source:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
+        self.shown = _USER.sub("//", uri)
+        """The URI without user and password, for messages."""
         self.path = None if uri.startswith(URI_SCHEMES) else Path(uri)
         self._archive: zipfile.ZipFile | None = None
         self.names: tuple[str, ...] = ()
@@ -48,7 +52,7 @@ class Source:
     @property
     def title(self) -> str:
         """The name of the file, archive or directory without its extension."""
-        return self.uri if self.path is None else self.path.resolve().stem
+        return self.shown if self.path is None else self.path.resolve().stem
 
     def find(self, name: str) -> str | None:
         """The member with that file name that lies nearest to the top."""

@@ -1,4 +1,4 @@
-"""`memstream import` from a real Milvus server, whose filters page through its rows."""
+"""`memstream import` from a real Milvus server, whose filters page through its rows, and from PostgreSQL."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from memstream.importers.milvus import PAGE_ROWS
 from tests.cli.commands import run
 from tests.support.server import ServerProcess
 from tests.toolchains.milvus import MilvusServer
+from tests.toolchains.postgres import Cluster
 
 pytestmark = pytest.mark.toolchain
 
@@ -56,3 +57,34 @@ def test_a_collection_of_a_milvus_server_is_imported(milvus: MilvusServer, tmp_p
     assert str(client.get_load_state("letters")["state"]) == "Loaded"
     assert client.query("letters", output_fields=["count(*)"], consistency_level="Strong")[0]["count(*)"] == count
     client.close()
+
+
+def test_items_of_a_postgres_store_are_imported(postgres: Cluster, tmp_path: Path) -> None:
+    import psycopg
+
+    uri = postgres.database().replace("//memstream@", "//memstream:secret@")
+    with psycopg.connect(uri) as database:
+        database.execute(
+            "CREATE TABLE store (prefix text NOT NULL, key text NOT NULL, value jsonb NOT NULL, "
+            "created_at timestamptz DEFAULT now(), updated_at timestamptz, PRIMARY KEY (prefix, key))"
+        )
+        with database.cursor() as rows:
+            rows.executemany(
+                "INSERT INTO store VALUES (%s, %s, %s::jsonb, '2023-05-08 12:00+00')",
+                [("memories.bob", f"{number:04}", f'{{"content": "fact {number}"}}') for number in range(600)],
+            )
+    with ServerProcess(tmp_path / "data") as server:
+        done = run("import", uri, "moved/graph", target=server.address)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "is from langgraph: 600 facts" in done.stdout
+        assert "secret" not in done.stdout
+        with sync.connect(server.address) as asked:
+            found = list(asked.memory("moved/graph").list_fragments())
+        assert [one.content for one in found] == [f"fact {number}" for number in range(600)]
+        assert found[0].metadata == {"namespace": "memories.bob", "key": "0000"}
+        assert found[0].observe_time.isoformat() == "2023-05-08T12:00:00+00:00"
+        again = run("import", uri, "moved/graph", target=server.address)
+        assert "nothing was changed" in again.stdout
+        failed = run("import", uri.replace("/memstream-pg", "/none"), "moved/x", target=server.address)
+        assert (failed.returncode, "the store cannot be read" in failed.stderr) == (2, True)
+        assert "secret" not in failed.stderr
