@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,12 @@ from sqlalchemy.exc import DBAPIError
 from memstream_server.adapters.journal import open_journal
 from memstream_server.adapters.journal.database.sqlite import writer_engine
 from memstream_server.adapters.journal.sql.bulk import Bulk, fetch_rows, write_returning
+from memstream_server.adapters.journal.sql.commit import MEMORY_FIELDS, PARTS, list_filled
 from memstream_server.adapters.models.hashing import computed_spaces
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.rows import Row
+from memstream_server.ports.journal.writing import Commit
 from tests.journal.conformance.suite import JournalConformance
 from tests.journal.samples import Now, Opener, fragment, record, transition
 
@@ -73,6 +75,17 @@ async def test_scrub_removes_deleted_bytes(opener: Opener, tmp_path: Path) -> No
     assert [name for name, word in words.items() if word in held] == []
     assert held.count(b"<u") >= len(memories) * turns - len(words)
     await journal.close()
+
+
+def test_every_field_of_a_commit_is_written() -> None:
+    written = {name for part in PARTS for name in part.fields}
+    assert written.isdisjoint(MEMORY_FIELDS)
+    assert written | MEMORY_FIELDS == {field.name for field in fields(Commit)}
+
+
+def test_empty_commit_enters_no_part() -> None:
+    assert list_filled(Commit("u", 1, 1, 0)) == []
+    assert list_filled(Commit("u", 1, 1, 0, labels=(), removed=("f",))) == ["removed", "labels"]
 
 
 def test_failure_in_later_row_raises_journal_error(tmp_path: Path) -> None:

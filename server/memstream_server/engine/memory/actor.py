@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import structlog
 from msgspec import Struct
 
-from memstream_server.core.events import Purpose
+from memstream_server.core.events import EventType, Purpose
 from memstream_server.core.tiers import settle_held
 from memstream_server.core.transition import Transition
 from memstream_server.engine.errors import (
@@ -314,10 +314,15 @@ class Actor:
 
     async def _commit_of(self, decision: Decision) -> tuple[Decision, Commit]:
         """The commit of a decision, and the decision with its additional jobs and what its departures do to chains."""
-        decision = await settle_decision(self.working, decision, self._storage, self._runtime)
-        decision = await self._embed_merged(decision)
-        decision = await settle_suspicions(self.working, decision, self._storage, self._models, self._runtime)
-        return decision, await commit_of(self.working, decision, self._models, self._runtime)
+        working, step = self.working, decision.transition
+        if step is not None and (working.links or EventType.SUPERSEDED in [event.type for event in step.events]):
+            decision = await settle_decision(working, decision, self._storage, self._runtime)
+        if decision.transition is not None and decision.transition.merged:
+            decision = await self._embed_merged(decision, decision.transition)
+        asked = working.record.policy.conflicts
+        if working.suspicions or (asked.suspect and asked.ask_llm):
+            decision = await settle_suspicions(working, decision, self._storage, self._models, self._runtime)
+        return decision, await commit_of(working, decision, self._models, self._runtime)
 
     async def _commit_decision(self, decision: Decision, commit: Commit) -> None:
         if self.working.outdates_image(commit):  # before: a crash leaves no image of what the commit removes
@@ -334,14 +339,11 @@ class Actor:
         if self.working.pending_rows > UNSHOWN_MAX:
             await self.working.show_rows()
 
-    async def _embed_merged(self, decision: Decision) -> Decision:
+    async def _embed_merged(self, decision: Decision, transition: Transition) -> Decision:
         """Make terms and vectors for a merged text that became a fragment's content.
 
         A vector that the client gave for the anchor stays: the server cannot embed in the client's space.
         """
-        transition = decision.transition
-        if transition is None or not transition.merged:
-            return decision
         merged = [fragment for fragment in transition.puts if fragment.id in set(transition.merged)]
         record = self.working.record
         held = (*self.working.state.sensory, *self.working.state.short_term)

@@ -46,7 +46,7 @@ async def commit_of(working: WorkingSet, decision: Decision, models: EngineModel
             await pause_if_due()
         part = puts[start : start + ROWS_PER_SLICE]
         rows += _build_rows(working, decision, part, record.revision + 1, other)
-    added, index = _count_added(working, rows, removed), tuple(_index_entries(working, decision))
+    added, index = _count_added(working, rows, removed), tuple(_list_index_entries(working, decision))
     if len(rows) > ROWS_PER_SLICE:
         await pause_if_due()
     return Commit(
@@ -58,7 +58,7 @@ async def commit_of(working: WorkingSet, decision: Decision, models: EngineModel
         rows=tuple(rows),
         removed=removed,
         added=added,
-        replaced=tuple(_replaced_fragments(working, decision)),
+        replaced=tuple(_list_replaced(working, decision)),
         versions_max=record.policy.history.versions,
         versions_since_us=_versions_since_us(record.policy, time_us),
         forgotten_versions=decision.forgotten_versions,
@@ -90,8 +90,14 @@ async def commit_of(working: WorkingSet, decision: Decision, models: EngineModel
 
 def _count_added(working: WorkingSet, rows: Sequence[Row], removed: Sequence[str]) -> int:
     """How many more fragments are there after the commit."""
-    after = {row.fragment.id: row.fragment.forget_time_us is None for row in rows} | dict.fromkeys(removed, False)
-    return sum(is_there - working.is_present(id_) for id_, is_there in after.items())
+    after: dict[str, bool] = {}
+    for row in rows:
+        after[row.fragment.id] = row.fragment.forget_time_us is None
+    after.update(dict.fromkeys(removed, False))
+    added = 0
+    for id_, is_there in after.items():
+        added += is_there - working.is_present(id_)
+    return added
 
 
 def _erased_evidence(decision: Decision) -> tuple[str, ...]:
@@ -108,18 +114,20 @@ def _erased_evidence(decision: Decision) -> tuple[str, ...]:
 
 def _build_rows(
     working: WorkingSet, decision: Decision, puts: Sequence[Fragment], version: int, other: Embedding | None
-) -> Iterator[Row]:
+) -> list[Row]:
+    rows: list[Row] = []
     for put in puts:
         part = decision.gathered.get(put.id)
         fragment = put.but(version=version)
         if part is None:
-            yield Row(fragment)
+            rows.append(Row(fragment))
         else:
             vector = None if part.vector is None else pack_vector(part.vector)
             seen = _other_space(part, other)
             beside = None if seen is None or seen.vector is None else (seen.space, pack_vector(seen.vector))
             replaces = working.tier_of(put.id) is not None
-            yield Row(fragment, part.terms, vector, beside, replaces, _computed_space(put, part, seen))
+            rows.append(Row(fragment, part.terms, vector, beside, replaces, _computed_space(put, part, seen)))
+    return rows
 
 
 def _computed_space(put: Fragment, part: EnrichedFragment, seen: Embedded | None) -> str:
@@ -127,30 +135,35 @@ def _computed_space(put: Fragment, part: EnrichedFragment, seen: Embedded | None
     known = part.fragment
     if put.content != known.content or put.speaker != known.speaker or put.observe_time_us != known.observe_time_us:
         return ""
-    return next((one.space for one in (part.embedded, seen) if one is not None and one.computed), "")
+    for one in (part.embedded, seen):
+        if one is not None and one.computed:
+            return one.space
+    return ""
 
 
-def _replaced_fragments(working: WorkingSet, decision: Decision) -> Iterator[Replaced]:
+def _list_replaced(working: WorkingSet, decision: Decision) -> list[Replaced]:
     """Existing fragments whose content or attributes the decision replaces, each once; not those of an erasure."""
     transition = decision.transition
     if transition is None or not working.record.policy.history.versions or decision.erased:
-        return
-    replacing = {event.fragment: event for event in transition.events if event.type is EventType.UPDATED}
-    replacing |= {
-        event.fragment: event
-        for event in transition.events
-        if event.type is EventType.PROMOTED and event.fragment in transition.merged
-    }
+        return []
+    replacing: dict[str, EventType] = {}
+    for event in transition.events:
+        if event.type is EventType.UPDATED:
+            replacing.setdefault(event.fragment, event.type)
+        elif event.type is EventType.PROMOTED and event.fragment in transition.merged:
+            replacing[event.fragment] = event.type
     if not replacing:
-        return
+        return []
     gone = set(transition.removed)
     callers = _callers_by_key(decision)
+    found: list[Replaced] = []
     for put in transition.puts:
-        event = replacing.get(put.id)
-        if event is not None and put.id not in gone and working.tier_of(put.id) is not None:
-            updated = event.type is EventType.UPDATED
+        type_ = replacing.get(put.id)
+        if type_ is not None and put.id not in gone and working.tier_of(put.id) is not None:
+            updated = type_ is EventType.UPDATED
             principal = callers.get(put.external_id, PRINCIPAL.get()) if updated else ""
-            yield Replaced(put.id, event.type, principal, working.embedding.name)
+            found.append(Replaced(put.id, type_, principal, working.embedding.name))
+    return found
 
 
 def _callers_by_key(decision: Decision) -> dict[str, str]:
@@ -176,23 +189,24 @@ def _other_space(part: EnrichedFragment, other: Embedding | None) -> Embedded | 
     return part.beside if kept else None
 
 
-def _index_entries(working: WorkingSet, decision: Decision) -> Iterator[IndexEntry]:
+def _list_index_entries(working: WorkingSet, decision: Decision) -> list[IndexEntry]:
     """Long-term fragments with a vector that is new to the index, and those to delete from it."""
     if decision.transition is None:
-        return
-    uid = working.record.uid
+        return []
+    uid, found = working.record.uid, list[IndexEntry]()
     for put in decision.transition.puts:
         if put.tier is Tier.LONG_TERM and put.model:
             new = working.tier_of(put.id) is not Tier.LONG_TERM
             if put.forget_time_us is not None:
-                yield IndexEntry(uid, put.id, delete=True)
+                found.append(IndexEntry(uid, put.id, delete=True))
             elif new or put.id in decision.gathered or working.is_forgotten(put.id):
-                yield IndexEntry(uid, put.id)
+                found.append(IndexEntry(uid, put.id))
         elif put.id in decision.gathered and working.tier_of(put.id) is Tier.LONG_TERM:
-            yield IndexEntry(uid, put.id, delete=True)  # the new text has no vector yet
+            found.append(IndexEntry(uid, put.id, delete=True))  # the new text has no vector yet
     for id_ in decision.transition.removed:
         if working.tier_of(id_) is Tier.LONG_TERM:
-            yield IndexEntry(uid, id_, delete=True)
+            found.append(IndexEntry(uid, id_, delete=True))
+    return found
 
 
 def _stored_numbers(batches: Sequence[Batch]) -> dict[str, int]:

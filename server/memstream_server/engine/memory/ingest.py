@@ -177,6 +177,8 @@ class Ingest:
 
     async def find_full(self) -> QuotaExceeded | None:
         """See ObserveSession.find_full."""
+        if not self._runtime.limits.namespace_bytes_max:
+            return None
         namespace = self._decider.working.record.namespace
         return await find_full(self._storage.journal, self._runtime.limits, namespace)
 

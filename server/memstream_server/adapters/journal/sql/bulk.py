@@ -79,19 +79,22 @@ def write_rows(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...
 
     If several rows replace the same one, the last wins; PostgreSQL rejects a statement that replaces a row twice.
     """
-    if rows:  # a small commit has none for most tables
-        for _ in _execute_slices(connection, bulk, rows):
-            pass
+    if rows:
+        _execute_slices(connection, bulk, rows, returned=None)
 
 
 def write_returning(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Like `execute`; all rows that the statements return."""
-    return [tuple(row) for result in _execute_slices(connection, bulk, rows) for row in result]
+    """Like `write_rows`; all rows that the statements return."""
+    returned: list[tuple[Any, ...]] = []
+    _execute_slices(connection, bulk, rows, returned)
+    return returned
 
 
-def _execute_slices(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> Iterator[Iterable[Any]]:
-    """The result of each statement."""
-    if bulk.unique:
+def _execute_slices(
+    connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]], returned: list[tuple[Any, ...]] | None
+) -> None:
+    """Execute the statements, and add the rows that they return."""
+    if bulk.unique and len(rows) > 1:
         rows = list({row[: bulk.unique]: row for row in rows}.values())
     run, mark = (
         (sqlite.run_statement, "?") if connection.dialect.name == "sqlite" else (Connection.exec_driver_sql, "%s")
@@ -101,7 +104,9 @@ def _execute_slices(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any
         left = min(len(rows) - start, ROWS_MAX)
         count = left - left % STEP_ROWS or left
         values = tuple(chain.from_iterable(rows[start : start + count]))
-        yield run(connection, _build_text(bulk, count, mark), values)
+        result = run(connection, _build_text(bulk, count, mark), values)
+        if returned is not None:
+            returned += map(tuple, result)
         start += count
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from dataclasses import fields as fields_of
+from typing import Any, TypeAlias
 
 from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, func, select, update
 
@@ -35,10 +37,11 @@ from memstream_server.adapters.journal.sql.writes import (
     not_owned_error,
     put_labels,
 )
+from memstream_server.core.events import EventType
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.errors import Conflict
-from memstream_server.ports.journal.records import Job, batch_request
-from memstream_server.ports.journal.rows import Anchor, Row
+from memstream_server.ports.journal.records import batch_request
+from memstream_server.ports.journal.rows import Row
 from memstream_server.ports.journal.writing import Accesses, Commit
 
 _FRAGMENTS = bulk.build_insert(
@@ -175,70 +178,141 @@ def cost_of(commit: Commit) -> tuple[int, bool]:
     return rows, bool(adds)
 
 
+Numbered: TypeAlias = tuple[int, Commit]
+"""A commit with the number of its memory."""
+
+
 def commit_transitions(connection: Connection, given: Sequence[Commit]) -> None:
     """Commit transitions of different memories. Advances revisions first: a stale owner fails before any write."""
     numbers = _advance_revisions(connection, given)
-    commits = [(numbers[one.memory], one) for one in given]
+    commits = [(numbers[one.memory], one, list_filled(one)) for one in given]
+    for part in PARTS:
+        some: list[Numbered] = []
+        for number, one, filled in commits:
+            if not part.fields.isdisjoint(filled):
+                some.append((number, one))
+        if some:
+            part.write(connection, some)
+    # Each revision has a row in the log, even one without an event.
+    append_events(connection, [(number, one.revision + 1, one.time_us, one.events) for number, one, _ in commits])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What commits write of one kind. Only commits that fill one of its fields enter it."""
+
+    fields: frozenset[str]
+    write: Callable[[Connection, Sequence[Numbered]], None]
+
+
+def list_filled(commit: Commit) -> list[str]:
+    """The fields of a commit that are not at their default."""
+    return [name for name, default in _DEFAULTS.items() if getattr(commit, name) is not default]
+
+
+def _receive_batches(connection: Connection, commits: Sequence[Numbered]) -> None:
     received = [(number, receipt) for number, one in commits for receipt in one.receipts]
     for some in bulk.split_rounds(received, lambda one: (one[0], one[1].producer)):
         count_received(connection, some, stored=True)
+
+
+def _erase_evidence(connection: Connection, commits: Sequence[Numbered]) -> None:
     for number, one in commits:
         erase_evidence(connection, number, one.erased_evidence)
+
+
+def _remove_fragments(connection: Connection, commits: Sequence[Numbered]) -> None:
+    for number, one in commits:
         _delete_by_id(connection, _REMOVE, one.removed, number)
+        conflicts.remove_conflicts(connection, number, one.removed)
+
+
+def _keep_versions(connection: Connection, commits: Sequence[Numbered]) -> None:
     for number, one in commits:
         keep_versions(connection, number, one)
+
+
+def _forget_versions(connection: Connection, commits: Sequence[Numbered]) -> None:
+    for number, one in commits:
         forget_versions(connection, number, one.forgotten_versions)
-    _put_rows(connection, [(number, row) for number, one in commits for row in one.rows])
+
+
+def _release_anchors(connection: Connection, commits: Sequence[Numbered]) -> None:
     bulk.write_rows(connection, _RELEASE, [(number, id_) for number, one in commits for id_ in one.released])
-    _put_anchors(connection, [(number, anchor) for number, one in commits for anchor in one.anchors])
+
+
+def _consume_receipts(connection: Connection, commits: Sequence[Numbered]) -> None:
     consumed = [(row_key(number, position),) for number, one in commits for position in one.stored_positions]
     bulk.write_rows(connection, _CONSUME, consumed)
+
+
+def _advance_stored(connection: Connection, commits: Sequence[Numbered]) -> None:
     bulk.write_rows(connection, _STORED, [(number, *stored) for number, one in commits for stored in one.producers])
+
+
+def _keep_outcomes(connection: Connection, commits: Sequence[Numbered]) -> None:
     kept = [(number, some) for number, one in commits for some in one.outcomes]
     encoded = [(number, it.producer, it.last_sequence, codec.encode_outcomes(it.each)) for number, it in kept]
     bulk.write_rows(connection, _OUTCOMES, encoded)
-    _put_batch_answers(connection, given)
-    outbox.enter_entries(connection, [entry for one in given for entry in one.index])
-    conflicts.write_conflicts(connection, commits)
-    _put_jobs(connection, [(number, job) for number, one in commits for job in one.jobs])
-    for number, one in commits:
-        _update_record(connection, number, one)
-        keep_receipt(connection, number, one)
-        _delete_by_id(connection, (_FINISH,), one.finish_jobs, number)
-        _erase_traces(connection, number, one.memory, one.erased)
-        put_answer(connection, one.answer)
-        if one.joint is not None:
-            write_together(connection, one.joint)
-    append_events(connection, [(number, one.revision + 1, one.time_us, one.events) for number, one in commits])
 
 
-def _put_batch_answers(connection: Connection, given: Sequence[Commit]) -> None:
+def _put_batch_answers(connection: Connection, commits: Sequence[Numbered]) -> None:
     """The answers of calls whose batches these commits store. Raises AnswerExists for a batch that they also
     receive, if its request was answered before.
     """
-    at_once = {receipt.answer.request for one in given for receipt in one.receipts if receipt.answer is not None}
-    answers = [answer for one in given for answer in one.answers]
+    at_once = {receipt.answer.request for _, one in commits for receipt in one.receipts if receipt.answer is not None}
+    answers = [answer for _, one in commits for answer in one.answers]
     put_answers(connection, [answer for answer in answers if answer.request in at_once])
     replace_answers(connection, [answer for answer in answers if answer.request not in at_once])
 
 
-def _erase_traces(connection: Connection, number: int, uid: str, erased: Sequence[str]) -> None:
+def _end_conflicts(connection: Connection, commits: Sequence[Numbered]) -> None:
+    ended = [(n, event) for n, one in commits for event in one.events if event.type is EventType.CONFLICT_ENDED]
+    if ended:
+        conflicts.end_conflicts(connection, ended)
+
+
+def _enter_index(connection: Connection, commits: Sequence[Numbered]) -> None:
+    outbox.enter_entries(connection, [entry for _, one in commits for entry in one.index])
+
+
+def _finish_jobs(connection: Connection, commits: Sequence[Numbered]) -> None:
+    for number, one in commits:
+        _delete_by_id(connection, (_FINISH,), one.finish_jobs, number)
+
+
+def _keep_recall_receipts(connection: Connection, commits: Sequence[Numbered]) -> None:
+    for number, one in commits:
+        keep_receipt(connection, number, one)
+
+
+def _put_answer(connection: Connection, commits: Sequence[Numbered]) -> None:
+    for _, one in commits:
+        put_answer(connection, one.answer)
+
+
+def _write_joint(connection: Connection, commits: Sequence[Numbered]) -> None:
+    for _, one in commits:
+        if one.joint is not None:
+            write_together(connection, one.joint)
+
+
+def _erase_traces(connection: Connection, commits: Sequence[Numbered]) -> None:
     """Remove traces of erased fragments: stored answers that name them, and the hashes that detect repeats.
 
-    Answers to ObserveBatch hold no content and may be many: all digests of this memory's answers are cleared, like its
+    Answers to ObserveBatch hold no content and may be many: all digests of a memory's answers are cleared, like its
     receipts.
     """
-    if not erased:
-        return
-    gone = {id_.encode() for id_ in erased}
-    namespace = connection.execute(_NAMESPACE, {"m": number}).scalar_one()
-    batches, batch = batch_request(namespace), batch_request(namespace, uid)
-    for low, high in ((f"{namespace}\n", f"{batches}\n"), (f"{batches}\v", f"{namespace}\v")):
-        for request, response in connection.execute(_ANSWERS, {"low": low, "high": high}).all():
-            if not gone.isdisjoint(_AN_ID.findall(response)):
-                connection.execute(_VOID, {"r": request})
-    connection.execute(_UNHASH, {"low": f"{batch}\n", "high": f"{batch}\v"})
-    connection.execute(_COMPACT_ALL, {"m": number})
+    for number, one in commits:
+        gone = {id_.encode() for id_ in one.erased}
+        namespace = connection.execute(_NAMESPACE, {"m": number}).scalar_one()
+        batches, batch = batch_request(namespace), batch_request(namespace, one.memory)
+        for low, high in ((f"{namespace}\n", f"{batches}\n"), (f"{batches}\v", f"{namespace}\v")):
+            for request, response in connection.execute(_ANSWERS, {"low": low, "high": high}).all():
+                if not gone.isdisjoint(_AN_ID.findall(response)):
+                    connection.execute(_VOID, {"r": request})
+        connection.execute(_UNHASH, {"low": f"{batch}\n", "high": f"{batch}\v"})
+        connection.execute(_COMPACT_ALL, {"m": number})
 
 
 def _advance_revisions(connection: Connection, given: Sequence[Commit]) -> dict[str, int]:
@@ -246,7 +320,7 @@ def _advance_revisions(connection: Connection, given: Sequence[Commit]) -> dict[
     rows = [
         (
             *(one.memory, one.epoch, one.revision),
-            *(1 + max(_used_positions(one), default=-1), one.added, one.time_us, one.reflection_aggregate),
+            *(_next_position(one), one.added, one.time_us, one.reflection_aggregate),
         )
         for one in given
     ]
@@ -257,42 +331,56 @@ def _advance_revisions(connection: Connection, given: Sequence[Commit]) -> dict[
     return numbers
 
 
-def _used_positions(commit: Commit) -> Iterator[int]:
-    """Positions that the commit uses."""
-    yield from (row.fragment.position for row in commit.rows)
-    yield from (one.position for receipt in commit.receipts for one in receipt.fragments)
+def _next_position(commit: Commit) -> int:
+    """After the positions that the commit uses."""
+    used = [row.fragment.position for row in commit.rows]
+    for receipt in commit.receipts:
+        used += [one.position for one in receipt.fragments]
+    return 1 + max(used, default=-1)
 
 
-def _update_record(connection: Connection, number: int, commit: Commit) -> None:
-    """Update policy, labels and name, if the commit changes them."""
-    if commit.policy is not None or commit.labels is not None:
-        values = {
-            "m": number,
-            "new_policy": None if commit.policy is None else codec.encode_policy(commit.policy),
-            "new_labels": None if commit.labels is None else codec.encode_labels(commit.labels),
-            "updated": commit.time_us,
-        }
-        connection.execute(_DESCRIBE, values)
-        if commit.policy is not None and not commit.policy.history.versions:
-            drop_versions(connection, number)
-    if commit.name is not None:
-        check_namespace_limit(connection, commit.name[0], commit.namespace_max)
-        connection.execute(_RENAME, {"m": number, "ns": commit.name[0], "n": commit.name[1]})
-    if commit.name is not None or commit.labels is not None:
-        namespace, name, labels = connection.execute(_NAMED, {"m": number}).one()
-        drop_labels(connection, number)
-        put_labels(connection, number, namespace, name, codec.decode_labels(labels))
+def _update_records(connection: Connection, commits: Sequence[Numbered]) -> None:
+    """Update policy, labels and name, those that a commit changes."""
+    for number, commit in commits:
+        if commit.policy is not None or commit.labels is not None:
+            values = {
+                "m": number,
+                "new_policy": None if commit.policy is None else codec.encode_policy(commit.policy),
+                "new_labels": None if commit.labels is None else codec.encode_labels(commit.labels),
+                "updated": commit.time_us,
+            }
+            connection.execute(_DESCRIBE, values)
+            if commit.policy is not None and not commit.policy.history.versions:
+                drop_versions(connection, number)
+        if commit.name is not None:
+            check_namespace_limit(connection, commit.name[0], commit.namespace_max)
+            connection.execute(_RENAME, {"m": number, "ns": commit.name[0], "n": commit.name[1]})
+        if commit.name is not None or commit.labels is not None:
+            namespace, name, labels = connection.execute(_NAMED, {"m": number}).one()
+            drop_labels(connection, number)
+            put_labels(connection, number, namespace, name, codec.decode_labels(labels))
 
 
-def _put_rows(connection: Connection, given: Sequence[tuple[int, Row]]) -> None:
+def _put_rows(connection: Connection, commits: Sequence[Numbered]) -> None:
+    given = [(number, row) for number, one in commits for row in one.rows]
     bulk.write_rows(connection, _FRAGMENTS, [_fragment_row(number, row) for number, row in given])
-    keyed = [(row_key(number, row.fragment.position), row) for number, row in given]
-    # A fragment without a model has no vector: a vector of earlier content must not be found.
-    stale = [at for at, row in keyed if row.replaces or (row.vector is None and not row.fragment.model)]
+    stale: list[int] = []
+    rewritten: dict[int, list[str]] = {}
+    encoded: list[tuple[int, str, bytes]] = []
+    for number, row in given:
+        at, model = row_key(number, row.fragment.position), row.fragment.model
+        if row.replaces or (row.vector is None and not model):
+            stale.append(at)  # without a model it has no vector: one of earlier content must not be found
+        if row.replaces:
+            rewritten.setdefault(number, []).append(row.fragment.id)
+        if row.vector:
+            encoded.append((at, model, _encode(row, model, row.vector)))
+        if row.beside is not None:
+            encoded.append((at, row.beside[0], _encode(row, *row.beside)))
     _delete_by_id(connection, (_UNVECTOR,), stale)
-    own = [(at, row.fragment.model, _encode(row, row.fragment.model, row.vector)) for at, row in keyed if row.vector]
-    beside = [(at, row.beside[0], _encode(row, *row.beside)) for at, row in keyed if row.beside is not None]
-    bulk.write_rows(connection, _VECTORS, own + beside)
+    bulk.write_rows(connection, _VECTORS, encoded)
+    for number, ids in rewritten.items():
+        conflicts.remove_conflicts(connection, number, ids)
 
 
 def _encode(row: Row, space: str, vector: bytes) -> bytes:
@@ -325,22 +413,66 @@ def _due_time_us(fragment: Fragment) -> int | None:
     return None if fragment.pinned or fragment.forget_time_us is not None else fragment.expire_time_us
 
 
-def _put_anchors(connection: Connection, given: Sequence[tuple[int, Anchor]]) -> None:
+def _put_anchors(connection: Connection, commits: Sequence[Numbered]) -> None:
     rows = [
         (
             *(number, anchor.id, encode_anchor(anchor.vector, anchor.origin)),
             *(codec.encode_enhancements(anchor.enhancements), anchor.model),
             *((None, None) if beside is None else (beside[0], encode_anchor(beside[1], anchor.origin_beside))),
         )
-        for number, anchor in given
+        for number, one in commits
+        for anchor in one.anchors
         for beside in (anchor.beside,)
     ]
     bulk.write_rows(connection, _ANCHORS, rows)
 
 
-def _put_jobs(connection: Connection, given: Sequence[tuple[int, Job]]) -> None:
-    rows = [(job.id, number, job.type, job.payload, job.create_time_us, job.attempts) for number, job in given]
+def _put_jobs(connection: Connection, commits: Sequence[Numbered]) -> None:
+    rows = [
+        (job.id, number, job.type, job.payload, job.create_time_us, job.attempts)
+        for number, one in commits
+        for job in one.jobs
+    ]
     bulk.write_rows(connection, _JOBS, rows)
+
+
+PARTS = tuple(
+    Part(frozenset(fields), write)
+    for fields, write in (
+        (("receipts",), _receive_batches),
+        (("erased_evidence",), _erase_evidence),  # while the fragments and their versions are there
+        (("removed",), _remove_fragments),
+        (("replaced",), _keep_versions),  # before the rows that replace what they copy
+        (("forgotten_versions",), _forget_versions),
+        (("rows",), _put_rows),
+        (("released",), _release_anchors),
+        (("anchors",), _put_anchors),
+        (("stored_positions",), _consume_receipts),
+        (("producers",), _advance_stored),
+        (("outcomes",), _keep_outcomes),
+        (("answers",), _put_batch_answers),
+        (("index",), _enter_index),
+        (("events",), _end_conflicts),
+        (("suspicions",), conflicts.enter_conflicts),
+        (("resolutions",), conflicts.resolve_conflicts),
+        (("jobs",), _put_jobs),
+        (("policy", "labels", "name"), _update_records),
+        (("recall_receipt", "policy"), _keep_recall_receipts),
+        (("finish_jobs",), _finish_jobs),
+        (("erased",), _erase_traces),
+        (("answer",), _put_answer),
+        (("joint",), _write_joint),
+    )
+)
+"""What a commit writes, in the order of the writes. A new field of Commit is a part here, or of MEMORY_FIELDS."""
+MEMORY_FIELDS = frozenset(
+    {
+        *("memory", "epoch", "revision", "time_us", "added", "reflection_aggregate"),
+        *("versions_max", "versions_since_us", "namespace_max", "recall_receipts_max"),
+    }
+)
+"""Fields that are no part: those of the memory's row, which every commit updates, and bounds that parts apply."""
+_DEFAULTS = {field.name: field.default for field in fields_of(Commit) if field.name not in MEMORY_FIELDS}
 
 
 def touch_fragments(connection: Connection, given: Sequence[Accesses]) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, or_, select, tuple_
+from sqlalchemy import BindParameter, Connection, bindparam, delete, or_, select, tuple_
 
 from memstream_server.adapters.journal.sql import bulk
 from memstream_server.adapters.journal.sql.bulk import IDS_MAX
 from memstream_server.adapters.journal.sql.reads import find_number
 from memstream_server.adapters.journal.sql.schema import conflicts
-from memstream_server.core.events import EventType
+from memstream_server.core.events import Event
 from memstream_server.core.suspicions import APART, ConflictDecision, ConflictReason, Suspicion
 from memstream_server.ports.journal.reading import StoredConflict
 from memstream_server.ports.journal.writing import Commit
@@ -57,20 +57,33 @@ _ONE = select(conflicts).where(
 )
 
 
-def write_conflicts(connection: Connection, commits: Sequence[tuple[int, Commit]]) -> None:
-    """Apply what commits do to suspicions: first removals, then new ones, then decisions."""
-    for number, commit in commits:
-        gone = [*commit.removed, *(row.fragment.id for row in commit.rows if row.replaces)]
-        _delete_of(connection, _REMOVE, number, gone)
-        ended = [one for one in commit.events if one.type is EventType.CONFLICT_ENDED]
-        if ended:
-            connection.execute(_END, [{"m": number, "one": one.fragment, "other": one.other} for one in ended])
+# ---- writes: removals come first, then new ones, then decisions
+
+
+def remove_conflicts(connection: Connection, number: int, ids: Sequence[str]) -> None:
+    """Remove those that name one of these fragments."""
+    for start in range(0, len(ids), IDS_MAX):
+        for statement in _REMOVE:
+            connection.execute(statement, {"m": number, "ids": ids[start : start + IDS_MAX]})
+
+
+def end_conflicts(connection: Connection, ended: Sequence[tuple[int, Event]]) -> None:
+    """Remove the pairs that these events end, by the numbers of their memories."""
+    connection.execute(_END, [{"m": number, "one": one.fragment, "other": one.other} for number, one in ended])
+
+
+def enter_conflicts(connection: Connection, commits: Sequence[tuple[int, Commit]]) -> None:
+    """Enter the commits' suspicions."""
     new = [
         (number, one.newer, one.older, one.reason.value, one.time_us, "", "", None)
         for number, commit in commits
         for one in commit.suspicions
     ]
     bulk.write_rows(connection, _INSERT, new)
+
+
+def resolve_conflicts(connection: Connection, commits: Sequence[tuple[int, Commit]]) -> None:
+    """Note the commits' decisions about suspicions."""
     decided = [
         (number, one.newer, one.older, one.decision.value, one.note, one.time_us)
         for number, commit in commits
@@ -79,10 +92,7 @@ def write_conflicts(connection: Connection, commits: Sequence[tuple[int, Commit]
     bulk.write_rows(connection, _RESOLVE, decided)
 
 
-def _delete_of(connection: Connection, statements: Sequence[Delete], number: int, ids: Sequence[str]) -> None:
-    for start in range(0, len(ids), IDS_MAX):
-        for statement in statements:
-            connection.execute(statement, {"m": number, "ids": ids[start : start + IDS_MAX]})
+# ---- reads
 
 
 def make_suspicions(rows: Sequence[Sequence[Any]]) -> tuple[Suspicion, ...]:
