@@ -52,10 +52,11 @@ class Batch:
     origin: Origin = field(default_factory=empty_origin)
     at_once: bool = False
     """The journal has not received it: the commit that stores it also receives it."""
+    size: int = field(init=False)
+    """Its observations."""
 
-    @property
-    def size(self) -> int:
-        return len(self.receipt.fragments)
+    def __post_init__(self) -> None:
+        self.size = len(self.receipt.fragments)
 
 
 def batch_of(

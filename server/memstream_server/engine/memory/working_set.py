@@ -272,7 +272,7 @@ class WorkingSet:
     @property
     def columns(self) -> Columns:
         """The attributes that filters and ranking need, by slot."""
-        return self.refresh_search().columns
+        return (self.refresh_search() if self._pending else self._structures).columns
 
     def legs(self, terms: Hashes, of_several: WordStatistics | None = None) -> Legs:
         """The lexical legs of a query's terms; by the statistics of several memories if they are given."""

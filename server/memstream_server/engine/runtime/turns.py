@@ -163,7 +163,7 @@ class Turns:
         now_s = perf_counter()
         took_s = now_s - self.began_s
         self._used_s += took_s
-        if self._used_s > BUDGET_S / 2:
+        if self._used_s > BUDGET_S / 2 and not self._granting:
             self._schedule_grant()
         if waited:
             self._each_s += (min(took_s, COST_MAX_S) - self._each_s) / 16

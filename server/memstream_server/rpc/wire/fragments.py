@@ -93,10 +93,10 @@ def write_fragment(message: fragment_pb2.Fragment, fragment: Fragment) -> None:
             time = getattr(message, name)
             time.seconds, micros = divmod(time_us, 1_000_000)
             time.nanos = micros * 1_000
+    texts = [fragment.content, fragment.speaker, fragment.session, fragment.external_id]
     if fragment.metadata:
         scalars.write_metadata(message.metadata, fragment.metadata)
-    texts = [fragment.content, fragment.speaker, fragment.session, fragment.external_id]
-    texts += [text for pair in fragment.metadata for text in pair if isinstance(text, str)]
+        texts += [text for pair in fragment.metadata for text in pair if isinstance(text, str)]
     message.hidden_characters.extend(list_hidden("\n".join(texts)))
 
 
