@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from memstream_server.app.dependencies import build_limits, engine_parts
-from memstream_server.app.indexes import choose_index
 from memstream_server.app.models import Models, models_of
-from memstream_server.app.opening import record_space
+from memstream_server.app.opening import choose_index, record_space
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.observability import Metrics
 from memstream_server.settings import Settings

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import structlog
 
-from memstream_server.adapters.images import FolderImages, folder
-from memstream_server.adapters.images.folder import Damaged, decode_image
+from memstream_server.adapters import images as image_files
+from memstream_server.adapters.images import Damaged, FolderImages, decode_image
 from memstream_server.core.arrays import Parts
 from memstream_server.ports.images import Image, ImageKey
 
@@ -100,7 +100,7 @@ async def test_no_damaged_byte_is_read(tmp_path: Path) -> None:
 
 
 async def test_a_large_image_is_mapped_and_may_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "MAPPED_BYTES_MIN", 1)
+    monkeypatch.setattr(image_files, "MAPPED_BYTES_MIN", 1)
     async with opened(tmp_path) as images:
         await write(images)
         (file,) = files(tmp_path)
@@ -312,7 +312,7 @@ async def test_a_failed_write_is_logged_and_forgotten(tmp_path: Path, monkeypatc
 KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from memstream_server.adapters.images import folder
+from memstream_server.adapters import images as image_files
 from tests.engine.test_image_files import KEY, STEPS, opened, write
 from dataclasses import replace
 
@@ -330,11 +330,11 @@ async def main(step):
                     file.write(b"".join(pieces)[:300]); file.flush(); kill()
             return Half()
         if step == "packed":
-            folder.encode_image = kill
+            image_files.encode_image = kill
         elif step == "opened":
-            folder.open = kill
+            image_files.open = kill
         elif step == "half":
-            folder.open = write_half
+            image_files.open = write_half
         elif step == "written":
             Path.replace = kill
         else:

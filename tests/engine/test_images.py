@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pytest
 from msgspec.structs import replace
 
-from memstream_server.adapters.images import folder
+from memstream_server.adapters import images as image_files
 from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS
 from memstream_server.app.models import Models
 from memstream_server.core import arrays, dense
@@ -75,7 +75,7 @@ SAID = observation(
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small memories have images, too, and these are mapped like those of large ones."""
     monkeypatch.setattr(registry, "IMAGE_MIN", 1)
-    monkeypatch.setattr(folder, "MAPPED_BYTES_MIN", 1)
+    monkeypatch.setattr(image_files, "MAPPED_BYTES_MIN", 1)
 
 
 def files(data_dir: Path) -> list[Path]:

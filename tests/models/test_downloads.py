@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from memstream_server.adapters.models.local.downloads import UnreachableIndex, _failure, _wait_for
+from memstream_server.adapters.models.local.sources import UnreachableIndex, _failure, _wait_for
 
 SCRIPT = "echo 1 of 2; echo 2 of 2 >&2; exit 3"
 

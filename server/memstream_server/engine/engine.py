@@ -437,7 +437,7 @@ class Engine:
     async def watch(
         self, namespace: str, name: str, uid: str, revision: int, ordinal: int
     ) -> AsyncGenerator[tuple[str, int, int, tuple[Event, ...]], None]:
-        """(uid, revision, time in µs, events) of each transition after the cursor; see watch.py."""
+        """(uid, revision, time in µs, events) of each transition after the cursor; see rpc/streams.py."""
         record = await self._registry.read_record(namespace, name)
         async with contextlib.aclosing(self._watchers.watch(record, uid, revision, ordinal)) as steps:
             async for step in steps:

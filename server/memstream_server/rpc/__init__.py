@@ -35,9 +35,8 @@ rpc_table: rights, locality, capability and message size of every rpc
 scopes: queries over several memories: rights, and owners in other processes
 server: builds, starts and stops the gRPC server
 slow_consumer: streams of changes: progress marks, and the end of one whose client does not read
-streams: StreamService
+streams: StreamService, with the Watch stream
 transport: TLS credentials
 validation: checks of request fields
-watch: the Watch stream
 wire: conversion between messages and domain values
 """

@@ -40,7 +40,6 @@ from memstream_server.rpc.wire.operations import operation_message
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
     from memstream_server.engine.requests import AnswerOf
-    from memstream_server.ports.operations import Operation
     from memstream_server.rpc.limits import Limits
 
 

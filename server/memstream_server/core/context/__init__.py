@@ -4,6 +4,5 @@ Modules:
     values: blocks, messages and memories that go in; parts and omissions that come out
     position: what the next turn must know of this one, as bytes
     texts: writes the parts
-    evidence: chooses the new memories of a turn, and corrections of earlier ones
-    layout: places all parts, and compares them with the last text
+    layout: chooses what is new, places all parts, and compares them with the last text
 """

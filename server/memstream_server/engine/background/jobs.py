@@ -45,12 +45,10 @@ from memstream_server.ports.journal.spaces import Made
 from memstream_server.ports.models import Account, Insights, ModelError, ModelRefused, Statement
 
 if TYPE_CHECKING:
-    from memstream_server.core.values import Fragment
     from memstream_server.engine.memory.actor import Actor
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.runtime.registry import Registry
-    from memstream_server.ports.journal.records import Job
-    from memstream_server.ports.models import Account, ConflictJudge
+    from memstream_server.ports.models import ConflictJudge
 
 
 log = structlog.get_logger(__name__)

@@ -1,9 +1,7 @@
 """One active memory. All changes are decided and committed one after another, in the order of receipt.
 
 actor: the task that orders and commits all changes of the memory
-decider: the actor as its ingest and sessions see it
 ingest: numbers and orders observations, gives them to the journal, tracks the backlog
-sessions: the memory's producers and their open sessions
 producers: a producer's numbers, its one open session, and what a resuming client has missed
 batch_calls: ObserveBatch calls, and the stored answers to their request_ids
 receipts: from validated items to a receipt; stored answers of receipts

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from memstream_server.engine.requests import NewObservation, Refusal
-    from memstream_server.ports.journal.port import Journal
 
 
 RECENT_MAX = 4_096

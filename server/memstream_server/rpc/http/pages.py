@@ -27,7 +27,6 @@ from memstream_server.rpc.http.errors import connect_error
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from memstream_server.rpc.access.caller import Verb
     from memstream_server.rpc.http.port import RightsOf
 
 

@@ -2,10 +2,9 @@
 
 Invariant: nothing here changes the journal, its directory or its database.
 
-verify: runs all checks, a memory or conversation at a time
+verify: runs all checks, a memory or conversation at a time; those of producers and their receipts
 report: counts and violations
 fragments: fragments, their versions, suspicions and receipts of recalls, against the event log
-producers: producers, receipts, and receipts that are not stored yet
 conversations: messages and plans against their columns
 operations: operations; describes unfinished ones
 read_only_open: opens a journal read-only, in use or not

@@ -2,6 +2,8 @@
 snapshot. The checks are the same for every database; `memstream doctor` checks SQLite's files (pages, WAL, lock).
 
 RAM: ids and places of the largest memory's fragments; neither contents nor vectors are kept.
+
+The checks of producers, their receipts and the receipts that are not yet stored are here, the others in other modules.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, select
+from sqlalchemy import BigInteger, Connection, Row, Table, bindparam, func, select
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal.sql import byte_counts, codec, reads
+from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS, fetch_pages, fetch_rows
 from memstream_server.adapters.journal.sql.schema import (
     KEYED_TABLES,
     NUMBERED_TABLES,
@@ -27,8 +30,12 @@ from memstream_server.adapters.journal.sql.schema import (
     memory_labels,
     message_bodies,
     messages,
+    observations,
     plans,
+    producers,
+    receipts,
 )
+from memstream_server.adapters.journal.sql.writes import SEQUENCES_KEPT
 from memstream_server.adapters.journal.verify.conversations import check_conversation, check_states
 from memstream_server.adapters.journal.verify.fragments import (
     check_conflicts,
@@ -37,12 +44,45 @@ from memstream_server.adapters.journal.verify.fragments import (
     check_versions,
 )
 from memstream_server.adapters.journal.verify.operations import check_operations
-from memstream_server.adapters.journal.verify.producers import check_producers
 from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal, check_version
 from memstream_server.adapters.journal.verify.report import Report
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import MemoryRecord, NamespaceBytes
 from memstream_server.ports.journal.spaces import Space
+
+_PRODUCERS = select(producers.c.name, producers.c.received, producers.c.stored).where(
+    producers.c.memory == bindparam("number")
+)
+_RECEIPTS = (
+    select(receipts.c.first_sequence, receipts.c.last_sequence, func.length(receipts.c.hashes, type_=BigInteger))
+    .where(
+        receipts.c.memory == bindparam("number"),
+        receipts.c.producer == bindparam("producer"),
+        receipts.c.last_sequence > bindparam("after"),
+    )
+    .order_by(receipts.c.last_sequence)
+    .limit(PAGE_ROWS)
+)
+_STRANGERS = (
+    select(receipts.c.producer)
+    .where(
+        receipts.c.memory == bindparam("number"),
+        receipts.c.producer.not_in(select(producers.c.name).where(producers.c.memory == bindparam("number"))),
+    )
+    .distinct()
+)
+_PENDING = (
+    select(
+        observations.c.key,
+        observations.c.producer,
+        observations.c.first_sequence,
+        observations.c.count,
+        observations.c.payload,
+    )
+    .where(observations.c.key.between(bindparam("low"), bindparam("high")))
+    .order_by(observations.c.key)
+    .limit(bindparam("limit", type_=BigInteger))
+)
 
 
 def verify_journal(
@@ -193,3 +233,86 @@ def _find_numbers(connection: Connection, table: Table) -> Iterator[int]:
         number = int(least) >> shift
         yield number
         least = connection.execute(select(func.min(column)).where(column >= number + 1 << shift)).scalar()
+
+
+def check_producers(
+    connection: Connection, memory: Row[Any], name: str, report: Report, *, is_erased: bool = False
+) -> None:
+    """Raises DBAPIError and JournalError for unreadable rows.
+
+    is_erased: an erasure may have removed the receipts of stored observations, whose hashes are traces of their words.
+    """
+    known: dict[str, tuple[int, int]] = {}
+    for producer, received, stored in connection.execute(_PRODUCERS, {"number": memory.number}):
+        known[producer] = received, stored
+        report.count_checked("producers")
+        if not 0 <= stored <= received:
+            report.add_violation("producers", f"producer {producer} has {received} received and {stored} stored", name)
+        removable = stored if is_erased else 0
+        _check_receipts(connection, memory.number, producer, (received, removable), name, report)
+    for stranger in connection.execute(_STRANGERS, {"number": memory.number}).scalars():
+        report.add_violation(
+            "receipts", f"there are receipts of {stranger}, which is not a producer of this memory", name
+        )
+    _check_pending(connection, memory, known, name, report)
+
+
+def _check_receipts(
+    connection: Connection, number: int, producer: str, reached: tuple[int, int], name: str, report: Report
+) -> None:
+    """Receipts detect repeats: those of the latest SEQUENCES_KEPT numbers must exist.
+
+    reached: (last number received, last number whose receipt may have been removed by an erasure).
+    """
+    received, removable = reached
+    last = begun = 0
+    more = True
+    while more:
+        rows = fetch_rows(connection, _RECEIPTS, {"number": number, "producer": producer, "after": last})
+        for first, final, hashed in rows:
+            report.count_checked("receipts")
+            begun = begun or first
+            if last and first != last + 1:
+                report.add_violation("receipts", f"producer {producer}: {first} follows {last}", name)
+            if hashed != (final - first + 1) * codec.HASH_WIDTH:
+                text = f"producer {producer}: {first} to {final} has {hashed} bytes of hashes"
+                report.add_violation("receipts", text, name)
+            last = final
+        more = len(rows) == PAGE_ROWS
+    if last != received and not (last == 0 and removable == received):
+        report.add_violation("receipts", f"producer {producer}: receipts end at {last}, {received} were received", name)
+    if begun > max(1, received - SEQUENCES_KEPT + 1, removable + 1):
+        report.add_violation(
+            "receipts", f"producer {producer}: receipts begin at {begun}, later ones than must be kept", name
+        )
+
+
+def _check_pending(
+    connection: Connection, memory: Row[Any], known: dict[str, tuple[int, int]], name: str, report: Report
+) -> None:
+    for key, producer, first, count, payload in fetch_pages(connection, _PENDING, *key_range(memory.number)):
+        report.count_checked("pending")
+        where = f"the receipt at position {key_position(key)}"
+        try:
+            receipt = codec.decode_receipt(payload)
+        except JournalError as error:
+            report.add_violation("pending", f"{where} cannot be read: {error}", name)
+            continue
+        if (receipt.producer, receipt.first_sequence) != (producer, first) or len(receipt.fragments) != count:
+            report.add_violation("pending", f"{where} differs from its columns", name)
+        if receipt.position != key_position(key):
+            report.add_violation("pending", f"{where} has position {receipt.position} in its record", name)
+        if any(one.position >= memory.next_position for one in receipt.fragments):
+            report.add_violation("pending", f"{where} has positions that are not assigned yet", name)
+        if not producer:
+            continue
+        if producer not in known:
+            report.add_violation(
+                "pending", f"{where} belongs to {producer}, which is not a producer of this memory", name
+            )
+            continue
+        received, stored = known[producer]
+        last = receipt.last_sequence
+        if last > received or last <= stored:
+            text = f"{where} has {first} to {last} of {producer}, which has {received} received and {stored} stored"
+            report.add_violation("pending", text, name)

@@ -26,11 +26,12 @@ import numpy.typing as npt
 
 from memstream_server.adapters.models.local import store
 from memstream_server.adapters.models.local.catalog import CONFIG, PROBE, TOKENIZER, LocalModel
-from memstream_server.adapters.models.local.downloads import Report, download_archive
 from memstream_server.adapters.models.local.sources import (
     InstallError,
+    Report,
     are_verified,
     copy_verified,
+    download_archive,
     extract_verified,
 )
 from memstream_server.adapters.models.onnx_files import MEMSTREAM, POOLING_DIR, POOLING_KEYS

@@ -69,8 +69,7 @@ from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.actor import Actor
-    from memstream_server.engine.operations.runner import AnswerOf, OperationRunner
-    from memstream_server.engine.operations.transfer.disk_space import Disk
+    from memstream_server.engine.operations.runner import AnswerOf
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.runtime.registry import Registry
     from memstream_server.ports.conversations import ConversationStore
