@@ -93,7 +93,7 @@ class MemstreamSessionService(BaseSessionService):
         """The sessions of a user or of all, with states and without events, the latest changed last."""
         labels = None if user_id is None else {_USER: user_id}
         listed = self._client.list_conversations(_namespace(app_name), labels=labels, latest_first=True)
-        found = [one async for one in listed if _SESSION in one.labels]
+        found = [one async for one in listed if one.labels.keys() >= {_SESSION, _USER}]
         free = asyncio.Semaphore(CALLS_MAX)
 
         async def read(one: ConversationSummary) -> Session:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import tomllib
 from importlib import metadata
@@ -74,3 +75,16 @@ def test_the_extra_has_the_bounds_of_the_adapter(package: str) -> None:
     texts = [text for extra, each in EXTRAS.items() if extra != "dev" for text in each]
     found = [one for one in map(Requirement, texts) if one.name == package]
     assert [one.specifier for one in found] == [SpecifierSet(bounds(package))]
+
+
+@pytest.mark.parametrize("package", [package for package in FRAMEWORKS if package != "dbgpt"])
+def test_the_page_names_the_versions_that_are_tested(package: str) -> None:
+    (row,) = re.findall(
+        rf"^\| .* \| `memstream\.{ADAPTERS[package]}` \| .*$",
+        (ROOT / "docs/frameworks.md").read_text("utf-8"),
+        re.M,
+    )
+    files = [*(ROOT / "requirements/frameworks").glob("*.txt"), ROOT / "requirements/langgraph.txt"]
+    locked = [line for file in files for line in file.read_text("utf-8").splitlines()]
+    (version,) = {line.split()[0].partition("==")[2] for line in locked if line.startswith(f"{package}==")}
+    assert row.split(" | ")[4] == version

@@ -53,6 +53,14 @@ def test_the_example_graph_remembers(langgraph: Environment, shared: ServerProce
     assert langgraph.run(example, shared.address, home=tmp_path) == first, "another process finds the same items, once"
 
 
+def test_another_process_continues_the_example_graph(
+    langgraph: Environment, shared: ServerProcess, tmp_path: Path
+) -> None:
+    example = str(ROOT / "examples" / "langgraph_checkpoints.py")
+    assert langgraph.run(example, shared.address, home=tmp_path) == "What is your name?\n"
+    assert langgraph.run(example, shared.address, home=tmp_path) == "Hello Bob\n"
+
+
 def test_the_page_runs(langgraph: Environment, shared: ServerProcess, tmp_path: Path) -> None:
     text = (ROOT / "docs" / "langgraph.md").read_text("utf-8")
     assert len(list(find_blocks(text, "python"))) > 1
