@@ -403,3 +403,33 @@ async def test_abandoned_call_frees_its_place(tmp_path: Path) -> None:
         await until(free)
         assert time.monotonic() > began_s
         assert server.is_running()
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ('"' + "x" * ((4 << 20) - 1) + '"', "at most 4194304 are allowed"),
+        ("[" * 200_000 + "]" * 200_000, "nested too deeply"),
+        ("{", "messages[1].body"),
+    ],
+    ids=["4 MiB and a byte", "nested", "cut"],
+)
+def test_bad_bodies_of_messages_change_nothing(body: str, why: str, http_server: Server) -> None:
+    named = {"namespace": "plain", "conversation": "refused"}
+    service = "/memstream.v1.ConversationService"
+    given = named | {"messages": [{"body": "1"}, {"body": body}]}
+    answer = call(http_server[1], f"{service}/AppendMessages", json.dumps(given))
+    assert answer.status_code == 400
+    assert "messages[1].body" in answer.text
+    assert why in answer.text
+    listed = call(http_server[1], f"{service}/ListMessages", json.dumps(named))
+    assert (listed.status_code, "CONVERSATION_NOT_FOUND" in listed.text) == (404, True)
+
+
+def test_elements_in_a_body_are_no_elements_of_the_call(http_server: Server) -> None:
+    named = {"namespace": "plain", "conversation": "many"}
+    service, body = "/memstream.v1.ConversationService", json.dumps([[], '"', "\\"] * 50_000)
+    given = json.dumps(named | {"messages": [{"body": body}]})
+    assert call(http_server[1], f"{service}/AppendMessages", given).status_code == 200
+    listed = call(http_server[1], f"{service}/ListMessages", json.dumps(named)).json()
+    assert [one["body"] for one in listed["messages"]] == [body]

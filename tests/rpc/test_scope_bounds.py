@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import structs
 
 from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.fragment_pb2 import FragmentFilter
 from memstream.v1.scope_pb2 import RecallScope
+from memstream_server.core.filters import Listing
 from memstream_server.core.policy import Policy
+from memstream_server.core.ranking import Stage
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import InvalidField
@@ -17,6 +24,7 @@ from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation
 from memstream_server.rpc.scopes import ScopedQuery
 from tests.engine.conftest import engine  # noqa: F401  # a fixture
 from tests.rpc.conftest import LIMITS
+from tests.support.seeds import rounds
 
 
 async def fill(opened: Engine, count: int) -> None:
@@ -55,3 +63,83 @@ async def test_the_merge_keeps_the_best_of_every_limit(engine: Engine) -> None: 
         assert [(one.memory, one.fragment.id, one.scored.score) for one in found] == [
             (one.memory, one.fragment.id, one.scored.score) for one in everything[:limit]
         ]
+
+
+_WORDS = ("tea", "milk", "kettle", "bicycle", "green", "tea tea")
+_said = st.lists(
+    st.tuples(st.lists(st.sampled_from(_WORDS), min_size=1, max_size=4), st.sampled_from(("ann", "out", "over"))),
+    min_size=1,
+    max_size=6,
+)
+_numbers = count()
+_several = st.lists(st.tuples(_said, st.sampled_from((0.25, 1.0, 3.0))), min_size=1, max_size=3)
+NOW_US = 2 * 10**15
+ENDED_US = 10**15
+"""In the past by the server's clock, which decides validity."""
+
+
+@pytest.mark.drawn
+@settings(max_examples=rounds(60, 6), deadline=None, suppress_health_check=list(HealthCheck))
+@given(several=_several, limit=st.integers(1, 12))
+async def test_laws_of_several_memories(
+    engine: Engine,  # noqa: F811
+    several: list[tuple[list[tuple[list[str], str]], float]],
+    limit: int,
+) -> None:
+    """`out` is excluded by the filter, `over` by its validity: neither is ranked or counted."""
+    namespace, allowed = f"laws-{next(_numbers)}", dict[str, set[str]]()
+    for number, (said, _) in enumerate(several):
+        await engine.memories.create(NewMemory(namespace, f"m{number}", MemoryKind.LONG_TERM, Policy()))
+        new = [
+            NewObservation(
+                f"{' '.join(words)} {place}",
+                speaker=speaker,
+                observe_time_us=ENDED_US - 1,
+                valid_until_us=ENDED_US if speaker == "over" else None,
+            )
+            for place, (words, speaker) in enumerate(said)
+        ]
+        await engine.observe_batch(namespace, f"m{number}", "", 1, new, AckLevel.STORED)
+        listed, *_ = await engine.fragments.list_page(namespace, f"m{number}", Listing(), -1, 99)
+        allowed[f"{namespace}/m{number}"] = {one.id for one in listed if one.speaker == "ann"}
+    weights = {path: weight for path, (_, weight) in zip(allowed, several, strict=True)}
+    asked = [RecallScope(memory=path, weight=weight) for path, weight in weights.items()]
+    chosen = FragmentFilter(none_of=[FragmentFilter(speakers=["out"])])
+    query = scoped(engine, *asked, filter=chosen, limit=limit, near_misses=50, omit_working_memory=True)
+    answer = await query.recall(await query.find_memories(), None, now_us=NOW_US)
+
+    names = {"": next(iter(allowed))}  # one memory is asked as if alone
+    seen = {path: set[str]() for path in allowed}
+    for one in answer.recollections:
+        seen[names.get(one.memory, one.memory)] |= {
+            one.fragment.id,
+            *([one.companion.fragment.id] if one.companion else []),
+        }
+    for miss in answer.near_misses:
+        if miss.stage not in (Stage.FILTER, Stage.VALIDITY):  # a near miss may say that it is excluded
+            seen[names.get(miss.memory, miss.memory)].add(miss.scored.id)
+    for path, ids in allowed.items():
+        assert seen[path] <= ids
+    counts = {path: len(ids) for path, ids in allowed.items()}
+    assert {each.memory: each.answer.eligible for each in answer.memories} == (counts if len(several) > 1 else {})
+    assert answer.eligible == sum(counts.values())
+    assert len(answer.recollections) <= limit
+
+    found = await query.find_memories()
+    words = await engine.scopes._count_words(found, [None] * len(found))
+    merged = [(one.memory, one.fragment.id, one.scored.score) for one in answer.recollections]
+    order: list[tuple[float, int, int, tuple[str, str, float]]] = []
+    for number, each in enumerate(found):
+        asked_alone = structs.replace(each.scope.query, now_us=NOW_US, words=words if len(found) > 1 else ())
+        single = (await engine.recall(each.namespace, each.name, asked_alone)).recollections
+        best = [max(one.scored.score for one in single[place:]) for place in range(len(single))]
+        order += [
+            (
+                -score * weights[each.path],
+                number,
+                place,
+                ("" if len(found) == 1 else each.path, one.fragment.id, one.scored.score),
+            )
+            for place, (one, score) in enumerate(zip(single, best, strict=True))
+        ]
+    assert merged == [entry[3] for entry in sorted(order)][:limit]
