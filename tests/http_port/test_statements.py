@@ -52,7 +52,6 @@ def draw_history(draw: random.Random, road: str) -> History:
         chosen.append(draw.choice([value for value in values if not chosen or value != chosen[-1]]))
     texts = [form.format(value) for value in chosen]
     timed, sessions, late = draw.random() < 0.5, draw.choice(("none", "one", "own")), draw.random() < 0.5
-    timed = timed and road != "mcp"  # its tools take no time
     made: list[Observation] = []
     for number, text in enumerate(texts):
         when: dict[str, Any] = {"observe_time": START + timedelta(days=number)} if timed else {}
@@ -95,7 +94,8 @@ async def send(client: memstream.Client, memory: memstream.Memory, address: str,
     elif road == "mcp":
         tools = Tools(client, memory.path)
         for one in history.observations:
-            await tools.observe(str(one.body), speaker=one.speaker, session=one.session)
+            when = one.observe_time.isoformat() if one.observe_time is not None else None
+            await tools.observe(str(one.body), speaker=one.speaker, session=one.session, time=when)
     else:
         for one in history.observations:
             said = {"content": one.body, "speaker": one.speaker, "session": one.session}

@@ -1,9 +1,7 @@
-"""Checks what a model passes to a tool and what its host writes, and explains what is invalid in one sentence.
+"""Explains what is invalid in a tool's arguments in one sentence, and reads the lines of a host.
 
 A line of standard input that is no message, which the MCP library would drop, gets an answer. JavaScript hosts cut
-texts inside an emoji, which leaves half a surrogate pair: it is read as U+FFFD. Of arguments, null and "" mean that an
-argument is absent, as models write them. The error for an unknown argument lists the known ones, the error for an
-invalid value the allowed ones.
+texts inside an emoji, which leaves half a surrogate pair: it is read as U+FFFD.
 """
 
 from __future__ import annotations
@@ -11,27 +9,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import anyio
-from anyio import AsyncFile
-from mcp.server.mcpserver import Context, MCPServer
-from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
-from mcp.server.stdio import stdio_server
 from mcp.shared.message import SessionMessage
 from mcp.types import (
     INVALID_REQUEST,
     PARSE_ERROR,
-    CallToolResult,
     ErrorData,
-    InputRequiredResult,
     JSONRPCError,
     jsonrpc_message_adapter,
 )
 from pydantic import ValidationError
 
 from memstream.argument_types import show_value
-from memstream.arguments import unknown_argument
 
 Send = Callable[[SessionMessage], Awaitable[None]]
 _SENTENCES = {
@@ -40,46 +31,10 @@ _SENTENCES = {
 }
 _PLAINER = {
     "missing": "is required",
-    "string_pattern_mismatch": "is not an id as recall and list give them",
+    "string_pattern_mismatch": "is not in the form that its description shows",
 }
 _SAY_WHAT_CAME = ("missing", "too_short", "too_long")
 """Errors whose message needs no input value, or cannot show it."""
-
-
-class PlainServer(MCPServer[Any]):
-    """An MCP server that rejects unknown arguments of its tools."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.arguments: dict[str, tuple[str, ...]] = {}
-        """Argument names by tool."""
-
-    async def call_tool(
-        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
-    ) -> CallToolResult | InputRequiredResult:
-        """Calls a tool; explains an error in one sentence."""
-        if name not in self.arguments:
-            raise ToolError(f"there is no tool {name!r}; there are {', '.join(self.arguments)}")
-        given = {key: value for key, value in arguments.items() if value is not None and value != ""}
-        for key in given:
-            if key not in self.arguments[name]:
-                raise ToolError(str(unknown_argument(key, key, name, self.arguments[name])))
-        try:
-            return await super().call_tool(name, given, context)
-        except UnexpectedToolError:
-            raise
-        except ToolError as error:
-            cause = error.__cause__
-            if isinstance(cause, ValidationError):
-                raise ToolError(explain_errors(cause.errors(include_url=False))) from cause
-            raise ToolError(str(cause or error)) from cause
-
-    async def run_stdio_async(self) -> None:
-        """Serves one host over standard input and output, until the input ends."""
-        lines = HostLines()
-        async with stdio_server(stdin=cast("AsyncFile[str]", lines)) as (received, sent):
-            lines.send = sent.send
-            await self._lowlevel_server.run(received, sent, self._lowlevel_server.create_initialization_options())
 
 
 def explain_errors(errors: Iterable[Mapping[str, Any]]) -> str:

@@ -12,16 +12,20 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
+from platformdirs import user_data_path
 
 from memstream import errors
 from memstream.backoff import Retry
-from memstream.channel import Tls, Tracing
+from memstream.channel import Tls, Token, Tracing
 from memstream.client import Client, connect
+from memstream.local_client import local
 from memstream_server.cli.failures import Failure, Missing, Misuse
 
 DEFAULT_TARGET = "127.0.0.1:7700"
 FIRST_CONNECTION_S = 3.0
 """Time limit of the first connection of a stream; an open stream reconnects as in the SDK."""
+
+LOCAL_START_S = 60.0
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,7 +61,7 @@ class Server:
     """Address and credentials of a server."""
 
     target: str
-    token: str | None = field(repr=False)
+    token: Token | None = field(repr=False)
     timeout_s: float
     tls: Tls | None = None
 
@@ -110,6 +114,33 @@ def _export_traces() -> Iterator[Tracing | None]:
         yield OpenTelemetry(provider)
     finally:
         provider.shutdown()
+
+
+def run_with_local(directory: Path, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+    """The same with a client of the directory's server, which is found or started; its log is in the directory."""
+
+    async def call_local() -> T:
+        with _export_traces() as tracing:
+            async with local(directory, start_timeout_s=LOCAL_START_S, tracing=tracing) as client:
+                return await work(client)
+
+    try:
+        return asyncio.run(call_local())
+    except errors.MemstreamError as error:
+        raise to_failure(error, str(directory)) from error
+
+
+def local_option(command: F) -> F:
+    """Adds --local [DIR] to a command, as the argument `local`."""
+    return click.option(
+        "--local",
+        is_flag=False,
+        flag_value=str(user_data_path("memstream", appauthor=False)),
+        default=None,
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="[DIR]",
+        help="Use the server of this data directory, which is started if none runs. Default: that of `serve`.",
+    )(command)
 
 
 def to_failure(error: errors.MemstreamError, target: str) -> Failure:

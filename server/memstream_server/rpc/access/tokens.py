@@ -49,7 +49,12 @@ class JwtIdentities:
         self._file = None if self._remote else Watched(Path(jwks), _parse_keys)
 
     async def verify_subject(self, token: str) -> str:
-        """The subject of a token that the issuer signed for this audience and that is valid now. Raises
+        """The subject of a token; see `verify_claims`."""
+        subject: str = (await self.verify_claims(token))["sub"]
+        return subject
+
+    async def verify_claims(self, token: str) -> dict[str, Any]:
+        """The claims of a token that the issuer signed for this audience and that is valid now, with a subject. Raises
         Unauthenticated."""
         try:
             header = jwt.get_unverified_header(token) if len(token) <= _TOKEN_CHARS_MAX else {}
@@ -63,9 +68,9 @@ class JwtIdentities:
             raise Unauthenticated("the issuer of the JWT has no such key")
         return self._verify_token(token, key)
 
-    def _verify_token(self, token: str, key: jwt.PyJWK) -> str:
+    def _verify_token(self, token: str, key: jwt.PyJWK) -> dict[str, Any]:
         try:
-            claims = jwt.decode(
+            claims: dict[str, Any] = jwt.decode(
                 token,
                 key,
                 algorithms=[key.algorithm_name],
@@ -82,7 +87,7 @@ class JwtIdentities:
             raise Unauthenticated("the JWT is not valid") from None
         if not isinstance(claims["sub"], str) or not claims["sub"]:
             raise Unauthenticated("the JWT has no subject")
-        return claims["sub"]
+        return claims
 
     async def _find_issuer_key(self, kid: object) -> jwt.PyJWK | None:
         if self._file is not None:
