@@ -7,6 +7,11 @@ import sys
 
 def main() -> None:
     """Run the command line. Exits 1 with a message when the server's packages are not installed."""
+    if sys.argv[1:2] == ["hook"] and not {"--help", "-h"} & set(sys.argv):
+        from memstream.hooks import main as run_hook  # a host waits for it: the packages of the others take too long
+
+        run_hook(sys.argv[2:])
+        return
     try:
         from memstream_server.cli import main as run
     except ModuleNotFoundError as error:

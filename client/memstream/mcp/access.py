@@ -113,11 +113,14 @@ class HttpAuth:
     def of_issuer(cls, path: str, verify: VerifyClaims, issuer: str, resource: str, scopes: list[str]) -> HttpAuth:
         """The access tokens of an OAuth 2.1 authorization server for the resource at the URL `resource`, which `verify`
         checks. Publishes RFC 9728 metadata and names it in `WWW-Authenticate`."""
-        settings = AuthSettings(
-            issuer_url=AnyHttpUrl(issuer),
-            resource_server_url=AnyHttpUrl(resource),
-            required_scopes=scopes or None,
-            validate_token_resource=False,  # `verify` checks the audience
+        # Validated from text: an AnyHttpUrl made here would add a "/" to an issuer without a path.
+        settings = AuthSettings.model_validate(
+            {
+                "issuer_url": issuer,
+                "resource_server_url": resource,
+                "required_scopes": scopes or None,
+                "validate_token_resource": False,  # `verify` checks the audience
+            }
         )
         public = urlsplit(resource)
         security = TransportSecuritySettings(

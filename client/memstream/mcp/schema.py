@@ -106,7 +106,7 @@ def arguments_model(tool: Callable[..., Awaitable[Any]], hidden: frozenset[str])
 
 
 def strict_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of a tool's arguments in the words that every host knows: no null beside a type, no reference.
+    """The JSON schema of a tool's arguments in the words that every host knows: no union with null, no reference.
 
     An argument that may be absent is not `required`; null in its place is accepted without being announced.
     """

@@ -1,0 +1,129 @@
+"""The configuration of agent hosts: which files `memstream connect` writes for each, and what.
+
+Claude Code, Codex, Cursor and VS Code document these files and their hooks. Modules:
+files: additions to files, and their removal.
+jsonc: edits of JSON with comments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from memstream.errors import InvalidArgument
+from memstream.hosts.files import Addition, Change, add_to_json, add_to_toml, remove
+
+HOSTS = ("claude-code", "codex", "cursor", "vscode")
+Scope = Literal["user", "project"]
+HOOK_TIMEOUT_S = 5
+"""After which a host ends a hook; one takes 0.3 s at most."""
+_EVENTS = {"SessionStart": "session-start", "UserPromptSubmit": "prompt", "Stop": "stop"}
+_CURSOR_EVENTS = {"sessionStart": "session-start", "beforeSubmitPrompt": "prompt", "afterAgentResponse": "stop"}
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """What is connected. `command`: of memstream, in words; `server`: `--local DIR` or `--target ADDRESS`."""
+
+    host: str
+    scope: Scope
+    command: Sequence[str]
+    memory: str
+    server: Sequence[str]
+    name: str = "memstream"
+    hooks: bool = True
+    keep_secrets: bool = False
+
+    def tool_words(self) -> list[str]:
+        """The command that serves the tools."""
+        return [*self.command, "mcp", *self.server, "--memory", self.memory]
+
+    def hook_command(self, event: str) -> str:
+        """The command of an event's hook, for a shell."""
+        kept = ["--keep-secrets"] if self.keep_secrets else []
+        words = [*self.command, "hook", event, "--host", self.host, "--memory", self.memory, *self.server, *kept]
+        return shlex.join(words)
+
+
+def plan_connection(what: Connection, home: Path, project: Path) -> list[Change]:
+    """The changes that connect a host. Raises InvalidRequest for a file that cannot be changed."""
+    if what.host == "codex":
+        return [add_to_toml(_codex_file(what.scope, home, project), _codex_tables(what))]
+    return [add_to_json(file, additions) for file, additions in _additions(what, home, project)]
+
+
+def plan_removal(what: Connection, home: Path, project: Path) -> list[Change]:
+    """The changes that take a connection away, the last file that was added first; those of files without one have the
+    same text twice."""
+    if what.host == "codex":
+        return [remove(_codex_file(what.scope, home, project), ())]
+    return [remove(file, additions) for file, additions in reversed(_additions(what, home, project))]
+
+
+def _additions(what: Connection, home: Path, project: Path) -> list[tuple[Path, list[Addition]]]:
+    command, *arguments = what.tool_words()
+    entry = {"command": command, "args": arguments}
+    base = home if what.scope == "user" else project
+    if what.host == "claude-code":
+        tools = home / ".claude.json" if what.scope == "user" else project / ".mcp.json"
+        settings = base / ".claude" / ("settings.json" if what.scope == "user" else "settings.local.json")
+        found = [(tools, [Addition(("mcpServers", what.name), {"type": "stdio", **entry})])]
+        return [*found, *([(settings, _hook_groups(what))] if what.hooks else [])]
+    if what.host == "cursor":
+        found = [(base / ".cursor/mcp.json", [Addition(("mcpServers", what.name), entry)])]
+        return [*found, *([(base / ".cursor/hooks.json", _cursor_hooks(what))] if what.hooks else [])]
+    if what.scope == "user":
+        raise InvalidArgument("scope", "VS Code keeps a user's servers in its profile: use --scope project")
+    found = [(project / ".vscode/mcp.json", [Addition(("servers", what.name), {"type": "stdio", **entry})])]
+    hooks = [
+        Addition(
+            ("hooks", event), {"type": "command", "command": what.hook_command(ours), "timeout": HOOK_TIMEOUT_S}, True
+        )
+        for event, ours in _EVENTS.items()
+    ]
+    return [*found, *([(project / ".github/hooks/memstream.json", hooks)] if what.hooks else [])]
+
+
+def _hook_groups(what: Connection) -> list[Addition]:
+    return [
+        Addition(
+            ("hooks", event),
+            {"hooks": [{"type": "command", "command": what.hook_command(ours), "timeout": HOOK_TIMEOUT_S}]},
+            item=True,
+        )
+        for event, ours in _EVENTS.items()
+    ]
+
+
+def _cursor_hooks(what: Connection) -> list[Addition]:
+    hooks = [
+        Addition(("hooks", event), {"command": what.hook_command(ours)}, item=True)
+        for event, ours in _CURSOR_EVENTS.items()
+    ]
+    return [Addition(("version",), 1), *hooks]
+
+
+def _codex_file(scope: Scope, home: Path, project: Path) -> Path:
+    if scope == "project":
+        return project / ".codex/config.toml"
+    return Path(os.environ.get("CODEX_HOME") or home / ".codex") / "config.toml"
+
+
+def _codex_tables(what: Connection) -> str:
+    command, *arguments = what.tool_words()
+    lines = [f"[mcp_servers.{what.name}]", f"command = {_toml(command)}"]
+    lines.append(f"args = [{', '.join(map(_toml, arguments))}]")
+    for event, ours in _EVENTS.items() if what.hooks else ():
+        lines += ["", f"[[hooks.{event}]]", f"[[hooks.{event}.hooks]]", 'type = "command"']
+        lines += [f"command = {_toml(what.hook_command(ours))}", f"timeout = {HOOK_TIMEOUT_S}"]
+    return "\n".join(lines)
+
+
+def _toml(text: str) -> str:
+    """A basic string of TOML: JSON's, but for DEL."""
+    return json.dumps(text).replace("\x7f", "\\u007f")
