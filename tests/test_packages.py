@@ -92,7 +92,7 @@ def test_packages_that_we_subclass_have_an_upper_bound() -> None:
     # In environments of their own, with the bounds of their extras.
     packages = metadata.packages_distributions() | SUBCLASSED_ELSEWHERE
     subclassed = {_normal(packages[module][0]) for module in _subclassed_modules()}
-    assert {"grpcio", "uvicorn", "click", "mcp", "langgraph-checkpoint"} <= subclassed
+    assert {"grpcio", "uvicorn", "click", "langgraph-checkpoint"} <= subclassed
     assert {name: bounds[name] for name in subclassed} == {name: {True} for name in subclassed}
 
 

@@ -61,7 +61,7 @@ def test_command_help_has_example_and_summary(name: str) -> None:
     assert command.get_short_help_str(200) == COMMANDS[name][1]
     code, out, _ = invoke(name, "--help")
     assert code == 0
-    assert "--json" in out
+    assert "--json" in out or name == "hook"  # whose output is JSON for a host
     assert f"memstream {name}" in out or name == "info"
 
 

@@ -9,6 +9,7 @@ that they name.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import json
 import os
@@ -48,6 +49,12 @@ class Change:
     record: dict[str, Any] = field(default_factory=dict)
     kept: tuple[str, ...] = ()
     removal: bool = False
+
+    def diff(self) -> list[str]:
+        """The change as lines of a unified diff; none if there is none."""
+        old, new = ((text or "").splitlines() for text in (self.before, self.after))
+        names = ["/dev/null" if text is None else str(self.file) for text in (self.before, self.after)]
+        return list(difflib.unified_diff(old, new, names[0], names[1], lineterm=""))
 
 
 def add_to_json(file: Path, additions: Sequence[Addition]) -> Change:

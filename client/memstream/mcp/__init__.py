@@ -31,7 +31,7 @@ from mcp.server.stdio import stdio_server
 from memstream.arguments import check_arguments
 from memstream.client import Client
 from memstream.mcp.access import HTTP_PATH, HttpAuth, MemoryOfCaller, OneMemory, caller_token, depends_on_request
-from memstream.mcp.plain import HostLines
+from memstream.mcp.plain import HostLines, WholeCharacters
 from memstream.mcp.server import INSTRUCTIONS, build_server
 
 __all__ = ["HTTP_PATH", "INSTRUCTIONS", "HttpAuth", "caller_token", "mcp_server", "serve_http", "serve_stdio"]
@@ -71,4 +71,4 @@ async def serve_http(server: Server[Any], bound: socket.socket, auth: HttpAuth |
         token_verifier=auth.verifier if auth else None,
         transport_security=auth.security if auth else None,
     )
-    await uvicorn.Server(uvicorn.Config(app, log_level="warning")).serve(sockets=[bound])
+    await uvicorn.Server(uvicorn.Config(WholeCharacters(app), log_level="warning")).serve(sockets=[bound])

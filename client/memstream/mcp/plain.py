@@ -6,12 +6,15 @@ texts inside an emoji, which leaves half a surrogate pair: it is read as U+FFFD.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import anyio
+from mcp.server.transport_security import DEFAULT_MAX_REQUEST_BODY_SIZE
 from mcp.shared.message import SessionMessage
 from mcp.types import (
     INVALID_REQUEST,
@@ -21,10 +24,13 @@ from mcp.types import (
     jsonrpc_message_adapter,
 )
 from pydantic import ValidationError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memstream.argument_types import show_value
 
-Send = Callable[[SessionMessage], Awaitable[None]]
+SendMessage = Callable[[SessionMessage], Awaitable[None]]
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escape of a half; most are in pairs, which stay the same."""
 _SENTENCES = {
     PARSE_ERROR: "the line is not JSON: send each message as one JSON object on one line",
     INVALID_REQUEST: 'the message is not JSON-RPC: it needs "jsonrpc": "2.0", a "method" and "params" as an object',
@@ -69,7 +75,7 @@ class HostLines:
         # Another file object: the library's would close standard input.
         lines = open(sys.stdin.fileno(), encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         self._lines = anyio.wrap_file(lines)
-        self.send: Send | None = None
+        self.send: SendMessage | None = None
 
     async def __aiter__(self) -> AsyncIterator[str]:
         async for line in self._lines:
@@ -85,6 +91,35 @@ class HostLines:
         error = JSONRPCError(jsonrpc="2.0", id=known, error=ErrorData(code=code, message=_SENTENCES[code]))
         assert self.send is not None
         await self.send(SessionMessage(error))
+
+
+class WholeCharacters:
+    """An ASGI application whose JSON bodies have no half surrogate pair, which the library would refuse as no JSON."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        parts: list[Message] = []
+        size = 0
+        while not parts or (parts[-1].get("more_body") and size <= DEFAULT_MAX_REQUEST_BODY_SIZE):
+            parts.append(await receive())
+            size += len(parts[-1].get("body", b""))
+        body = b"".join(part.get("body", b"") for part in parts)
+        if size <= DEFAULT_MAX_REQUEST_BODY_SIZE and _HALF.search(body):
+            with contextlib.suppress(ValueError, RecursionError):  # the library says what is wrong
+                whole = _whole_characters(json.dumps(json.loads(body), ensure_ascii=False)).encode()
+                parts = [{"type": "http.request", "body": whole, "more_body": False}]
+                headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-length"]
+                scope = {**scope, "headers": [*headers, (b"content-length", str(len(whole)).encode())]}
+
+        async def replay() -> Message:
+            return parts.pop(0) if parts else await receive()
+
+        await self._app(scope, replay, send)
 
 
 def _read_message(line: str) -> tuple[Any, int]:

@@ -16,8 +16,7 @@ keys: manages the file of API keys.
 listing: list, sessions, queries; receipts of recalls, and replay of one.
 long_work: operations, reindex, purge and erase.
 mcp: serves a memory's tools over MCP.
-connect: connects agent hosts.
-hook: what a host runs at its events.
+connect: connects agent hosts; hook, which they run.
 observe: sends observations from files.
 models: installs, lists and removes local embedding models.
 context: shows what a model would see before a turn.

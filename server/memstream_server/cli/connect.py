@@ -1,8 +1,9 @@
-"""`memstream connect`: writes, shows and removes the configuration with which an agent host uses a memory."""
+"""`memstream connect`: writes, shows and removes the configuration with which an agent host uses a memory; and
+`memstream hook`, which these hosts run (see memstream.hooks, which runs without this module: a host waits for it)."""
 
 from __future__ import annotations
 
-import difflib
+import json
 import re
 import shutil
 import sys
@@ -11,10 +12,12 @@ from pathlib import Path
 import click
 
 from memstream.errors import InvalidArgument, MemstreamError
+from memstream.hooks import EVENTS, main
 from memstream.hosts import HOSTS, Connection, plan_connection, plan_removal
-from memstream.hosts.files import Change, write
+from memstream.hosts.files import write
 from memstream_server.cli.failures import Failure, Misuse, describe_os_error
-from memstream_server.cli.server import local_option
+from memstream_server.cli.options import json_option
+from memstream_server.cli.server import DEFAULT_DIRECTORY, local_option
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -41,6 +44,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 @click.option("--name", default="memstream", show_default=True, metavar="NAME", help="Name of the entry for the tools.")
 @click.option("--no-hooks", is_flag=True, help="Only the tools: neither context at each prompt nor observed turns.")
 @click.option("--keep-secrets", is_flag=True, help="Let hooks store keys, tokens and passwords too.")
+@json_option
 def connect_command(
     host: str,
     remove: bool,
@@ -52,6 +56,7 @@ def connect_command(
     name: str,
     no_hooks: bool,
     keep_secrets: bool,
+    as_json: bool,
 ) -> None:
     """Connect an agent host to a memory: its tools over MCP, and hooks that add context at session start and at each
     prompt, and observe each turn.
@@ -73,33 +78,26 @@ def connect_command(
         scope="project" if scope == "project" or (scope is None and host == "vscode") else "user",
         command=_own_command(),
         memory=memory,
-        server=["--target", target] if target else ["--local", str((local or _default_directory()).absolute())],
+        server=["--target", target] if target else ["--local", str((local or Path(DEFAULT_DIRECTORY)).absolute())],
         name=name,
         hooks=not no_hooks,
         keep_secrets=keep_secrets,
     )
     try:
         changes = (plan_removal if remove else plan_connection)(what, Path.home(), Path.cwd())
-        for change in changes:
-            _show_change(change)
-            if not show:
-                write(change)
+        for change in () if show else changes:
+            write(change)
     except MemstreamError as error:
         raise (Misuse if isinstance(error, InvalidArgument) else Failure)(error.summary()) from error
     except OSError as error:
         raise Failure(describe_os_error(error)) from error
-
-
-def _show_change(change: Change) -> None:
-    for name in change.kept:
-        click.echo(f"memstream: {change.file}: {name} was changed since, and stays", err=True)
-    if change.before == change.after:
-        click.echo(f"{change.file}: nothing to change")
+    if as_json:
+        click.echo(json.dumps([{"file": str(each.file), "diff": each.diff(), "kept": each.kept} for each in changes]))
         return
-    old, new = ((text or "").splitlines(keepends=True) for text in (change.before, change.after))
-    names = ["/dev/null" if text is None else str(change.file) for text in (change.before, change.after)]
-    for line in difflib.unified_diff(old, new, names[0], names[1]):
-        click.echo(line.rstrip("\r\n"))
+    for change in changes:
+        for entry in change.kept:
+            click.echo(f"memstream: {change.file}: {entry} was changed since, and stays", err=True)
+        click.echo("\n".join(change.diff()) or f"{change.file}: nothing to change")
 
 
 def _own_command() -> list[str]:
@@ -110,7 +108,25 @@ def _own_command() -> list[str]:
     return [sys.executable, "-m", "memstream_server"]
 
 
-def _default_directory() -> Path:
-    option = next(each for each in connect_command.params if each.name == "local")
-    assert isinstance(option, click.Option)
-    return Path(str(option.flag_value))
+@click.command(
+    "hook",
+    short_help="Add context to a host's session, and observe its turns; hosts run it.",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+@click.argument("event", type=click.Choice(EVENTS))
+@click.pass_context
+def hook_command(context: click.Context, event: str) -> None:
+    """Answer a host's event, given as JSON on standard input; `memstream connect` configures hosts so that they run it.
+
+    session-start and prompt print the context to add, stop observes the turn. The command takes 0.3 s at most, and
+    whatever goes wrong it exits with 0 and prints nothing. MEMSTREAM_HOOK_DEBUG=1 lets it fail visibly.
+
+    \b
+      memstream hook prompt --host codex --memory 'code/{project}' --target 127.0.0.1:7700
+      --host HOST               claude-code, codex, cursor or vscode
+      --memory NAMESPACE/NAME   the memory; {project} is the project of the session
+      --local DIR | --target HOST:PORT
+      --budget TOKENS           of the context of one event (1500)
+      --keep-secrets            store keys, tokens and passwords too
+    """
+    main([event, *context.args])

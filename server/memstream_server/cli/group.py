@@ -45,7 +45,7 @@ COMMANDS = {
     "healthcheck": ("healthcheck", "Exit with 0 if the server with these settings is serving."),
     "mcp": ("mcp", "Serve a memory's tools over the Model Context Protocol."),
     "connect": ("connect", "Connect an agent host to a memory, by its configuration and hooks."),
-    "hook": ("hook", "Add context to a host's session, and observe its turns; hosts run it."),
+    "hook": ("connect", "Add context to a host's session, and observe its turns; hosts run it."),
     "backup": ("data", "Copy the journal of a data directory, even while its server runs."),
     "verify": ("data", "Check a journal against its event logs."),
     "doctor": ("data", "Diagnose a data directory and say what to do."),

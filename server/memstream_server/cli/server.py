@@ -26,6 +26,7 @@ FIRST_CONNECTION_S = 3.0
 """Time limit of the first connection of a stream; an open stream reconnects as in the SDK."""
 
 LOCAL_START_S = 60.0
+DEFAULT_DIRECTORY = str(user_data_path("memstream", appauthor=False))
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -135,7 +136,7 @@ def local_option(command: F) -> F:
     return click.option(
         "--local",
         is_flag=False,
-        flag_value=str(user_data_path("memstream", appauthor=False)),
+        flag_value=DEFAULT_DIRECTORY,
         default=None,
         type=click.Path(path_type=Path, file_okay=False),
         metavar="[DIR]",
