@@ -27,7 +27,6 @@ SCENARIOS = (
         "server-initialize",
         "ping",
         "tools-list",
-        "json-schema-2020-12",
         "resources-list",
         "server-sse-multiple-streams",
     ),
