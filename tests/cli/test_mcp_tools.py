@@ -16,13 +16,13 @@ from mcp.client import Client
 from mcp.client.context import ClientRequestContext
 from mcp.client.subscriptions import ResourceUpdated
 from mcp.shared.exceptions import MCPDeprecationWarning
-from mcp.types import ListRootsResult, ListToolsResult, ResourceUpdatedNotification, Root
+from mcp.types import ListRootsResult, ListToolsResult, ResourceUpdatedNotification, Root, TextResourceContents
 
 import memstream
 from memstream.mcp import mcp_server
 from memstream.projects import directory_of, project_name
 from tests.cli.commands import COMMAND, environment
-from tests.cli.mcp_clients import DEADLINE_S, done, in_process, parameters, refused, shown
+from tests.cli.mcp_clients import DEADLINE_S, content_text, done, in_process, parameters, refused, shown
 from tests.support.server import ServerProcess
 
 FACTS = [
@@ -86,7 +86,7 @@ async def test_hosts_that_hide_text_get_no_structure(server: ServerProcess, memo
         async with in_process(memory, server.address, mode=mode, host=host) as client:
             result = await client.call_tool("observe", {"content": f"Bob takes tea with {host} {mode}"})
             assert (result.is_error, result.structured_content) == (False, None)
-            assert str(result.content[0].text).startswith("remembered ")
+            assert content_text(result.content).startswith("remembered ")
 
 
 async def test_no_content_imitates_another_line(server: ServerProcess, memory: str) -> None:
@@ -181,6 +181,7 @@ async def test_blocks_are_resources(server: ServerProcess, memory: str) -> None:
         (block,) = (await client.list_resources()).resources
         assert (str(block.uri), block.name, block.size) == (f"memstream://{memory}/blocks/persona", "persona", 12)
         (content,) = (await client.read_resource(str(block.uri))).contents
+        assert isinstance(content, TextResourceContents)
         assert content.text == "You are Joy."
         for wrong in (
             f"memstream://{memory}/blocks/nobody",
