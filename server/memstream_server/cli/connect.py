@@ -17,7 +17,7 @@ from memstream.hosts import HOSTS, Connection, plan_connection, plan_removal
 from memstream.hosts.files import write
 from memstream_server.cli.failures import Failure, Misuse, describe_os_error
 from memstream_server.cli.options import json_option
-from memstream_server.cli.server import DEFAULT_DIRECTORY, local_option
+from memstream_server.cli.server import default_directory, local_option
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -78,7 +78,7 @@ def connect_command(
         scope="project" if scope == "project" or (scope is None and host == "vscode") else "user",
         command=_own_command(),
         memory=memory,
-        server=["--target", target] if target else ["--local", str((local or Path(DEFAULT_DIRECTORY)).absolute())],
+        server=["--target", target] if target else ["--local", str((local or default_directory()).absolute())],
         name=name,
         hooks=not no_hooks,
         keep_secrets=keep_secrets,

@@ -155,13 +155,14 @@ def _check_choice(memory: str, transport: str, token_file: Path | None, oauth: O
 
 def _http_auth(memory: str, token_file: Path | None, oauth: OAuth | None) -> HttpAuth:
     from memstream.mcp import HTTP_PATH, HttpAuth
-    from memstream_server.rpc.access.files import AccessError
-    from memstream_server.rpc.access.tokens import JwtIdentities
-    from memstream_server.rpc.errors import Unauthenticated
 
     path = HTTP_PATH + ("/{namespace}/{memory}" if memory == URL else "")
     if oauth is None:
         return HttpAuth.of_token(path, _read_token(token_file)) if token_file is not None else HttpAuth(path)
+    from memstream_server.rpc.access.files import AccessError
+    from memstream_server.rpc.access.tokens import JwtIdentities
+    from memstream_server.rpc.errors import Unauthenticated
+
     try:
         tokens = JwtIdentities(oauth.jwks, oauth.issuer, oauth.audience)
     except AccessError as error:

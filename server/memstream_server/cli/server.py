@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
-from platformdirs import user_data_path
 
 from memstream import errors
 from memstream.backoff import Retry
@@ -26,7 +25,8 @@ FIRST_CONNECTION_S = 3.0
 """Time limit of the first connection of a stream; an open stream reconnects as in the SDK."""
 
 LOCAL_START_S = 60.0
-DEFAULT_DIRECTORY = str(user_data_path("memstream", appauthor=False))
+_DEFAULT = "\0"
+"""The value of --local without a directory."""
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -131,14 +131,21 @@ def run_with_local(directory: Path, work: Callable[[Client], Coroutine[Any, Any,
         raise to_failure(error, str(directory)) from error
 
 
+def default_directory() -> Path:
+    """The data directory of `memstream serve`."""
+    from platformdirs import user_data_path  # of the extra server, as the server that is started
+
+    return user_data_path("memstream", appauthor=False)
+
+
 def local_option(command: F) -> F:
     """Adds --local [DIR] to a command, as the argument `local`."""
     return click.option(
         "--local",
         is_flag=False,
-        flag_value=DEFAULT_DIRECTORY,
+        flag_value=_DEFAULT,
         default=None,
-        type=click.Path(path_type=Path, file_okay=False),
+        callback=lambda _context, _option, given: default_directory() if given == _DEFAULT else given and Path(given),
         metavar="[DIR]",
         help="Use the server of this data directory, which is started if none runs. Default: that of `serve`.",
     )(command)
