@@ -148,9 +148,12 @@ class MemstreamConversationStore(ConversationStore):
             return None, None
         if state.document == _DELETED:
             return None, state.etag
-        record = _RECORDS.validate_json(state.document)
-        if memory_name(record.conversation_id) != name:  # copied with a history, and not yet replaced
+        found = json.loads(state.document)
+        id_ = found.get("conversation_id") if isinstance(found, dict) else None
+        # Copied with a history and not yet replaced, or of another program.
+        if not isinstance(id_, str) or memory_name(id_) != name:
             return None, state.etag
+        record = _RECORDS.validate_python(found)
         self._remember(record)
         return record, state.etag
 

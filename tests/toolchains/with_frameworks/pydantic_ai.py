@@ -199,6 +199,13 @@ async def test_values_that_pydantic_cannot_write_raise_its_error(client: memstre
     assert await store.load("c") is None
 
 
+async def test_conversations_of_other_programs_are_left_out(client: memstream.Client, namespace: str) -> None:
+    await client.set_state(namespace, memstream.StateScope.SESSION, "another", '{"of": "another program"}')
+    store = MemstreamConversationStore(client, namespace)
+    await make(store, "c", "a")
+    assert [one.conversation_id for one in await store.list_conversations()] == ["c"]
+
+
 async def test_a_scope_is_erased_as_a_user(client: memstream.Client, namespace: str) -> None:
     store = MemstreamConversationStore(client, namespace)
     await make(store, "c", "a", scope="bob")
