@@ -126,7 +126,7 @@ async def test_laws_of_several_memories(
     assert len(answer.recollections) <= limit
 
     found = await query.find_memories()
-    words = await engine.scopes._count_words(found, [None] * len(found))
+    words = await engine.scopes.count_words_of_all(found, [None] * len(found))
     merged = [(one.memory, one.fragment.id, one.scored.score) for one in answer.recollections]
     order: list[tuple[float, int, int, tuple[str, str, float]]] = []
     for number, each in enumerate(found):

@@ -289,7 +289,7 @@ class SeveralMemories:
         others = await asyncio.gather(*[wire.find_other(each.namespace, each.name) for each in asked])
         here = [each for each, other in zip(asked, others, strict=True) if other is None]
         await asyncio.gather(*[self._wait_for_revision(each) for each in here if each.scope.query.min_revision])
-        words = await self._count_words(asked, others)
+        words = await self.count_words_of_all(asked, others)
         asking = [
             None if other is None else asyncio.create_task(_ask_other(each, other, words))
             for each, other in zip(asked, others, strict=True)
@@ -379,7 +379,7 @@ class SeveralMemories:
         async with self._registry.use(namespace, name) as actor:
             return await self._recaller.count_words(actor, query)
 
-    async def _count_words(self, asked: Sequence[Asked], others: Sequence[OtherOwner | None]) -> Words:
+    async def count_words_of_all(self, asked: Sequence[Asked], others: Sequence[OtherOwner | None]) -> Words:
         """The statistics of all memories, for each set of terms: languages differ in them."""
         remote = [
             asyncio.create_task(other.count_words(each.scope, each.namespace, each.name))
