@@ -340,6 +340,10 @@ class Time:
         self.now_s += seconds
 
 
+BEFORE_THE_TURN = replace(QUICK, deadline_s=9)
+"""A deadline before the turn of a second request, which is ten seconds of `Time` later."""
+
+
 def budget_on(time: Time, requests: int = 0, tokens: int = 0) -> Budget:
     return Budget(Rates(requests, tokens), clock=time.clock, sleep=time.sleep)
 
@@ -355,7 +359,7 @@ async def test_requests_beyond_the_budget_wait_their_turn() -> None:
 async def test_budget_of_one_namespace_spares_others() -> None:
     time = Time()
     budget = Budget(Rates(), Rates(requests_per_minute=6), time.clock, time.sleep)
-    async with chatting(budget) as (fake, chat):
+    async with chatting(budget, resilience=BEFORE_THE_TURN) as (fake, chat):
         greedy, modest = Account("greedy"), Account("modest")
         await chat.ask_model(QUESTION, number, greedy)
         with pytest.raises(ModelUnavailable, match="namespace 'greedy'"):
@@ -378,7 +382,7 @@ async def test_what_the_endpoint_took_is_what_the_budget_loses() -> None:
 
 async def test_a_wait_beyond_the_deadline_is_refused_and_costs_nothing() -> None:
     time = Time()
-    async with chatting(budget_on(time, requests=6)) as (fake, chat):
+    async with chatting(budget_on(time, requests=6), resilience=BEFORE_THE_TURN) as (fake, chat):
         await chat.ask_model(QUESTION, number)
         for _ in range(3):
             with pytest.raises(ModelUnavailable, match="budget"):
