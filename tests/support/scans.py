@@ -74,6 +74,7 @@ _VALUES = {
     "speaker": "'v' || (i % 2)",
     "model": "'hashing'",
     "owner": "CASE WHEN m % 10 = 0 THEN 1 ELSE NULL END",
+    "message_bodies.parts": "CASE WHEN m % 2 = 0 THEN m ELSE NULL END",
 }
 _NUMBERS = "n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < {most})"
 
