@@ -16,6 +16,7 @@ import pytest
 from _pytest.assertion import rewrite
 from hypothesis import HealthCheck, settings
 
+from tests.support.forked import end_forks
 from tests.support.journals import DATABASE, drop_schemas
 from tests.support.processes import stop_ignoring_interrupts
 from tests.support.scans import list_unbounded
@@ -83,6 +84,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def _state_is_in_a_folder_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
     """`memstream observe` records what it sent in the user's state folder."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+def pytest_sessionfinish() -> None:
+    """Count the CPU of the servers that this process forked."""
+    end_forks()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
