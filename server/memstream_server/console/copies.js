@@ -81,7 +81,7 @@ function pythonValue(value, indent = "") {
   return `{\n${pairs.map(([name, each]) => `${inner}${JSON.stringify(name)}: ${pythonValue(each, inner)},\n`).join("")}${indent}}`;
 }
 
-const CLIENT_OF = { BlockService: "blocks", MemoryService: "memories", ConversationService: "conversations", OperationService: "operations", ServerService: "server", StreamService: "streams" };
+const CLIENT_OF = { BlockService: "blocks", ContextService: "contexts", MemoryService: "memories", ConversationService: "conversations", OperationService: "operations", ServerService: "server", StreamService: "streams" };
 
 function toTypeScript(method, request) {
   const [service, name] = method.split("/");
