@@ -95,6 +95,8 @@ class SqlJournal:
         self._writer = Writer(database, asyncio.get_running_loop())
         self._closed = False
         self._trial: asyncio.Task[None] | None = None
+        self._scrubbing = asyncio.Lock()
+        self._scrubs_asked = self._scrubs_done = 0
         self._model: str | None = None
         """Model of the space in force, as last read or set by this process."""
         self.conversations = SqlConversations(self._writer.submit, self._run_read)
@@ -224,9 +226,18 @@ class SqlJournal:
     async def scrub_files(self) -> None:
         if self._database.scrub is None:
             return
+        self._scrubs_asked += 1
+        mine = self._scrubs_asked
+        async with self._scrubbing:  # one serves all that were asked for before it began
+            if self._scrubs_done < mine:
+                serves = self._scrubs_asked
+                await self._scrub(self._database.scrub)
+                self._scrubs_done = serves
+
+    async def _scrub(self, scrub: Callable[[], bool]) -> None:
         await asyncio.to_thread(self._database.copy_log)  # no write waits for this part
         for _ in range(round(SCRUB_S / SCRUB_PAUSE_S)):
-            if await self._writer.run_exclusively(self._database.scrub):
+            if await self._writer.run_exclusively(scrub):
                 return
             await asyncio.sleep(SCRUB_PAUSE_S)
         raise OutcomeUnknown("the journal's log could not be emptied: readers hold it; it will be retried")

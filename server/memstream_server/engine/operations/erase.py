@@ -65,8 +65,6 @@ class Erasing:
         self._registry = registry
         self._indexer = indexer
         self._reinforcement = reinforcement
-        self._scrubbing = asyncio.Lock()
-        self._asked = self._scrubbed = 0
         runner.register_type(TYPE, UNIT, self._run_erase, at_once=AT_ONCE, in_turn=False)
 
     async def start(
@@ -96,7 +94,7 @@ class Erasing:
 
         await self._erase_index(asked["memory"], check_cancelled)
         await self._storage.images.remove(asked["memory"], durable=True)
-        await self._scrub_journal()
+        await self._storage.journal.scrub_files()
         await progress.report_done(len(ids), len(ids))
 
     async def _erase_index(self, uid: str, at: Callable[..., Awaitable[None]]) -> None:
@@ -107,16 +105,6 @@ class Erasing:
         await self._indexer.wait_for_memory(uid, at)
         if index.keeps_deleted and not await self._indexer.erase_deleted(at):
             await self._indexer.rebuild_index(at)
-
-    async def _scrub_journal(self) -> None:
-        """Empty the journal's log, once for all concurrent erasures."""
-        self._asked += 1
-        mine = self._asked
-        async with self._scrubbing:
-            if self._scrubbed < mine:
-                serves = self._asked
-                await self._storage.journal.scrub_files()
-                self._scrubbed = serves
 
     # ---- fragments
     async def _erase_fragments(self, actor: Actor, ids: Sequence[str], progress: Progress) -> None:
