@@ -60,15 +60,18 @@ async def test_acknowledged_messages_survive_kill(server: ServerProcess) -> None
 
 
 async def test_resent_batches_are_there_once_after_kill(server: ServerProcess) -> None:
-    """Two writers send batches with ids of their own, and send each again until it is acknowledged."""
+    """Two writers send batches with ids of their own, and send each again until it is acknowledged.
+
+    The bodies of one are small, those of the other are written in parts before their messages.
+    """
     sent = {name: [f"{name}-{place}" for place in range(120)] for name in ("joy", "bob")}
     acknowledged: dict[str, int] = {}
 
     async def talking(name: str) -> None:
-        async with memstream.connect(server.address, timeout_s=2.0, retry=RETRY) as client:
+        async with memstream.connect(server.address, timeout_s=10.0, retry=RETRY) as client:
             talk, rest = client.conversation("comedy/monday"), sent[name]
             while rest:
-                batch = [NewMessage(body=json.dumps(one * 300), client_id=one) for one in rest[:3]]
+                batch = [NewMessage(body=_body_of(one), client_id=one) for one in rest[:3]]
                 with contextlib.suppress(memstream.MemstreamError):  # sent again
                     done = await talk.append_messages(batch)
                     acknowledged.update(zip(rest[:3], done.numbers, strict=True))
@@ -85,8 +88,13 @@ async def test_resent_batches_are_there_once_after_kill(server: ServerProcess) -
         found = {message.client_id: message.number async for message in talk.messages(page_size=7)}
         bodies = [message.body async for message in talk.messages(newest_first=True)]
         assert found == acknowledged
-        assert bodies == [json.dumps(one * 300) for one in sorted(found, key=found.__getitem__, reverse=True)]
+        assert bodies == [_body_of(one) for one in sorted(found, key=found.__getitem__, reverse=True)]
         assert sorted(found) == sorted(one for each in sent.values() for one in each)
+
+
+def _body_of(name: str) -> str:
+    """Three of bob's have more than a slice (SLICE_BYTES of hidden_conversations.py)."""
+    return json.dumps(name * (300 if name.startswith("joy") else 10_000))
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
