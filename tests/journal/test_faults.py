@@ -259,7 +259,7 @@ async def test_removed_content_is_not_left_in_file(journal: SqlJournal, data_dir
 
 
 async def test_callers_take_turns_at_the_writer(journal: SqlJournal) -> None:
-    """Whoever has many writes waiting delays those of others by one; the writes of a memory keep their order."""
+    """A caller with many waiting writes delays those of others by one; the writes of a memory keep their order."""
     held, order = threading.Event(), list[str]()
 
     def submit(principal: str, name: str, memory: str) -> asyncio.Task[None]:

@@ -314,7 +314,7 @@ async def test_no_descriptor_left_is_seen_and_reads_go_on(make_server: MakeServe
         before = resource.prlimit(operator.pid, resource.RLIMIT_NOFILE)
 
         async def is_seen() -> bool:
-            """Each time anew: the server may have closed some since."""
+            """Opened for each use: the server may have closed earlier ones."""
             used = {int(name) for name in os.listdir(f"/proc/{operator.pid}/fd")}
             lowest = min(set(range(max(used) + 2)) - used)
             resource.prlimit(operator.pid, resource.RLIMIT_NOFILE, (lowest, before[1]))

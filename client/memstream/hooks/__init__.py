@@ -42,7 +42,7 @@ def main(words: list[str]) -> None:
     """Runs `memstream hook WORDS`."""
     try:
         answer = _run(words)
-    except Exception:  # fail open: a turn goes on without its memory
+    except Exception:  # fail open: the turn has no memory
         if os.environ.get("MEMSTREAM_HOOK_DEBUG"):
             raise
         return

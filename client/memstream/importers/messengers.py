@@ -229,7 +229,7 @@ def read_whatsapp(source: Source, options: Options, report: Report) -> Iterator[
             report.skip("has no text", place)
             continue
         time = _whatsapp_time(found, order, options.time_zone, place)
-        if time != second:  # exports have no ids: the same words at the same second are told apart by their number
+        if time != second:  # exports have no ids: the same words at the same second are numbered
             same.clear()
             second = time
         key = digest_of(f"{chat}\n{time.isoformat()}\n{speaker}\n{body}")
@@ -275,7 +275,7 @@ def _find_date_order(source: Source, name: str) -> str:
         fits = {order for order in fits if ordered.get(order, False)} or fits
     if len(fits) != 1:
         raise InvalidSource(
-            f"{name}: day and month cannot be told apart in this chat: pass --date-order dmy (8 May is 08/05) or mdy"
+            f"{name}: its dates fit two orders of day and month: pass --date-order dmy (8 May is 08/05) or mdy"
         )
     return fits.pop()
 
