@@ -23,6 +23,7 @@ from memstream.mcp import mcp_server
 from memstream.projects import directory_of, project_name
 from tests.cli.commands import COMMAND, environment
 from tests.cli.mcp_clients import DEADLINE_S, content_text, done, in_process, parameters, refused, shown
+from tests.support.journals import only_sqlite
 from tests.support.server import ServerProcess
 
 FACTS = [
@@ -278,6 +279,7 @@ async def test_project_is_the_hosts_root_or_the_working_directory(server: Server
             assert (await done(client, "list"))["memory"] == f"{namespace}/{project_name(expected)}"
 
 
+@only_sqlite("--local is the embedded server")
 async def test_local_server_is_started_for_the_host(tmp_path: Path) -> None:
     given = parameters("code/joy", "", "--local", str(tmp_path / "data"))
     async with Client(given, read_timeout_seconds=DEADLINE_S) as client:

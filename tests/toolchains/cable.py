@@ -90,6 +90,9 @@ class Cable:
         there, here = await asyncio.open_unix_connection(self._target)
         self._writers.add(here)
         await asyncio.gather(self._copy(reader, here), self._copy(there, writer))
+        for end in (writer, here):
+            with contextlib.suppress(OSError):
+                await end.wait_closed()  # bytes that the peer has not read yet keep it open
         self._writers -= {writer, here}
         self._carrying.discard(task)
 
