@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,11 @@ class Framework:
     @property
     def module(self) -> str:
         return f"tests.toolchains.with_frameworks.{FRAMEWORKS[self.name]}"
+
+    @property
+    def command(self) -> list[str]:
+        """Runs its agent."""
+        return [str(self.environment.python()), "-m", self.module]
 
 
 @pytest.fixture(scope="module", params=FRAMEWORKS)
@@ -96,33 +101,33 @@ class Agent:
 
 @asynccontextmanager
 async def started_agents(
-    framework: Framework, server: ServerProcess, model: FakeOpenAI, count: int
+    command: Sequence[str], home: Path, server: ServerProcess, model: FakeOpenAI, count: int
 ) -> AsyncIterator[list[Agent]]:
-    """Agents in `count` processes."""
-    variables = variables_for(framework.home) | {
+    """Agents in `count` processes of a command, which write below `home`."""
+    variables = variables_for(home) | {
         "MEMSTREAM_TARGET": server.address,
-        "MEMSTREAM_TEST_NAMESPACE": framework.name,
+        "MEMSTREAM_TEST_NAMESPACE": uuid.uuid4().hex[:12],
         "OPENAI_BASE_URL": model.base_url,
         "OPENAI_API_KEY": "secret",
     }
     agents: list[Agent] = []
     try:
         for number in range(count):
-            with (framework.home / f"agent-{number}.log").open("ab") as log:
+            with (home / f"agent-{number}.log").open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
-                    *(str(framework.environment.python()), "-m", framework.module),
+                    *command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
                     env=variables,
-                    cwd=framework.home,
+                    cwd=home,
                 )
             agents.append(Agent(process))
         for number, agent in enumerate(agents):
             try:
                 assert await agent.read_line() == "ready"
             except EOFError:
-                pytest.fail((framework.home / f"agent-{number}.log").read_text("utf-8")[-4000:])
+                pytest.fail((home / f"agent-{number}.log").read_text("utf-8")[-4000:])
         yield agents
     finally:
         for agent in agents:
@@ -164,8 +169,13 @@ def call_tools(body: JSON, reply: JSON) -> None:
 
 
 async def test_agent_remembers_in_another_process(framework: Framework, server: ServerProcess) -> None:
-    """And after a kill of the server, a tool output of 1 MB, and a kill of its process in the middle of a turn."""
-    async with strict_model() as model, started_agents(framework, server, model, 2) as (first, second):
+    await check_memory(framework.command, framework.home, server)
+
+
+async def check_memory(command: Sequence[str], home: Path, server: ServerProcess) -> None:
+    """An agent remembers in another process, after a kill of the server, after a tool output of 1 MB, and after a kill
+    of its process in the middle of a turn."""
+    async with strict_model() as model, started_agents(command, home, server, model, 2) as (first, second):
         assert await first.say("monday", "What is my name?") == "Your name is not known."
         assert await first.say("monday", "I am Bob") == "Hello."
         await restarted(server)
