@@ -24,7 +24,7 @@ from memstream_server.app.running import run_server
 from memstream_server.diagnosis.examine import run_checks
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.settings import load
-from tests.cli.commands import call, run
+from tests.cli.commands import COMMAND, call, environment, run
 from tests.diagnosis.conftest import changed, entries, looked
 from tests.server.conftest import MakeServer, started
 from tests.server.listing import contents, indexed
@@ -208,6 +208,17 @@ def test_model_mismatch_and_low_space_are_problems(data_dir: Path) -> None:
     assert "text-embedding-3-small" in problems["embedding"]["text"]
     code, answer = looked("doctor", data_dir.parent / "nowhere")
     assert (code, set(found(answer, "problem"))) == (1, {"directory"})
+
+
+def test_low_hard_limit_of_open_files_is_a_note(data_dir: Path) -> None:
+    """Named as the server would have it: it raises its soft limit to the hard one, and keeps some for its data."""
+    command = [*COMMAND, "doctor", "--data", str(data_dir), "--json"]
+    limited = ["bash", "-c", 'ulimit -Sn 256; ulimit -Hn 1024; exec "$@"', "bash", *command]
+    done = subprocess.run(limited, capture_output=True, text=True, check=False, env=environment())
+    assert done.returncode == 0, done.stderr
+    note = found(json.loads(done.stdout), "note")["open files"]
+    assert note["text"].startswith("at most 1024 (hard limit): 256 for data and models, 384 connections of a port")
+    assert "LimitNOFILE" in note["advice"]
 
 
 def test_online_notes_unreachable_endpoints(data_dir: Path) -> None:

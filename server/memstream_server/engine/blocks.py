@@ -25,7 +25,7 @@ from memstream_server.engine.errors import (
     write_error,
 )
 from memstream_server.engine.quotas import check_bytes
-from memstream_server.engine.runtime.call_context import PRINCIPAL
+from memstream_server.engine.runtime.call_context import PRINCIPAL, complete
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.engine.settings import Limits
 from memstream_server.ports.blocks import (
@@ -195,7 +195,7 @@ class Blocks:
         task = asyncio.create_task(self._write_and_notify(memory, writing))
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
-        return await asyncio.shield(task)  # the watches are notified even if the caller is cancelled
+        return await complete(task)  # the watches are notified even if the caller is cancelled
 
     async def _write_and_notify(self, memory: MemoryName, writing: Awaitable[T]) -> T:
         written = await _map_errors(writing, self._limits.memory_blocks_max)

@@ -40,6 +40,8 @@ GROUP_S = 0.03
 """Expected work after which a group is committed even if more writes wait,"""
 SHARED_S = 0.003
 """and while several principals write: each waits for all of a group, also of one that it is not in."""
+EACH_S = 0.001
+"""Expected work of one of several principals in a group, unless a commit takes longer or its first write does."""
 SEVERAL_S = 1.0
 """Several principals write if a write of another one than before came in this time."""
 ROW_COST_S, WRITE_COST_S = 15e-6, 200e-6
@@ -84,6 +86,10 @@ class _Write(Struct, frozen=True, eq=False):
         """What it is expected to take, at the pace 1."""
         return WRITE_COST_S + self.rows * ROW_COST_S
 
+    def expected_s(self, paces: Mapping[Account, float]) -> float:
+        """What it is expected to take, at the pace of its caller."""
+        return self.cost_s * paces.get(self.account, 1.0)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ExclusiveWork:
@@ -107,18 +113,17 @@ class _Section:
             self._accounts[write.memory] = account, count + 1
         self.queue.push(account, write)
 
-    def pop(self, paces: Mapping[Account, float]) -> tuple[_Write, float]:
-        """Remove and return the next write, with what it is expected to take. There must be one."""
+    def pop(self, paces: Mapping[Account, float]) -> _Write:
+        """Remove and return the next write; its caller is charged with what it is expected to take."""
         account, write = self.queue.pop_of()
-        cost_s = write.cost_s * paces.get(write.account, 1.0)
-        self.queue.charge(account, cost_s)
+        self.queue.charge(account, write.expected_s(paces))
         if write.memory:
             count = self._accounts[write.memory][1]
             if count > 1:
                 self._accounts[write.memory] = account, count - 1
             else:
                 del self._accounts[write.memory]
-        return write, cost_s
+        return write
 
 
 class _Outcome(Struct, frozen=True, eq=False):
@@ -151,6 +156,8 @@ class Writer:
         self._several_until_s = 0.0
         """The principal of the latest write, and until when several write."""
         self._closed = False
+        self._commit_s = 0.0
+        """What a commit takes: a moving average."""
         self._connection: Connection | None = None
         self._busy_since_s: float | None = None
         self._failing: JournalError | None = None
@@ -238,12 +245,14 @@ class Writer:
                 for write in group:
                     if write.ahead is not None:
                         write.ahead.begin()
+                began_s = time.thread_time()
                 outcomes = self._commit_group_guarded(group)
+                costs = self._split_cost(group, time.thread_time() - began_s)
                 self._busy_since_s, self._failing = None, _failure_of(outcomes, self._failing)
-                self._loop.call_soon_threadsafe(_deliver_all, outcomes)
+                self._loop.call_soon_threadsafe(_deliver_all, outcomes, costs)
                 self._tend_log()
             if alone is not None:
-                self._loop.call_soon_threadsafe(_deliver_all, [self._run_exclusive(alone)])
+                self._loop.call_soon_threadsafe(_deliver_all, [self._run_exclusive(alone)], {})
         self._disconnect()
 
     def _tend_log(self) -> None:
@@ -254,18 +263,24 @@ class Writer:
             log.warning("checkpoint_failed", error=error)
 
     def _take_group(self) -> tuple[list[_Write], _ExclusiveWork | None, bool]:
-        """Waiting writes up to GROUP_S, then the exclusive work after them, if any; False if they were the last."""
+        """Waiting writes up to a bound, then the exclusive work after them, if any; False if they were the last."""
         group: list[_Write] = []
         with self._changed:
             while not (self._sections[0].queue.waiting or self._sections[0].end or self._closed):
                 self._changed.wait()
-            section, cost_s = self._sections[0], 0.0
-            several = time.monotonic() < self._several_until_s
-            cost_max_s, paces = (SHARED_S, self._paces) if several else (GROUP_S, {})
-            while section.queue.waiting and cost_s < cost_max_s:
-                write, expected_s = section.pop(paces)
-                group.append(write)
-                cost_s += expected_s
+            section = self._sections[0]
+            all_max_s, each_max_s, paces = GROUP_S, GROUP_S, {}
+            if time.monotonic() < self._several_until_s:
+                all_max_s, each_max_s, paces = max(SHARED_S, self._commit_s), max(EACH_S, self._commit_s), self._paces
+            all_s, each_s = 0.0, dict[str, float]()
+            while section.queue.waiting:
+                write = section.queue.peek()
+                principal, expected_s = write.account[0], write.expected_s(paces)
+                all_s += expected_s
+                each_s[principal] = each_s.get(principal, 0.0) + expected_s
+                if group and (all_s > all_max_s or each_s[principal] > each_max_s):
+                    break
+                group.append(section.pop(paces))
             if section.queue.waiting:
                 return group, None, True
             if section.end is not None:
@@ -343,6 +358,14 @@ class Writer:
             pace = self._paces.get(write.account, 1.0)
             self._paces[write.account] = pace + (min(took_s / write.cost_s, PACE_MAX) - pace) / 8
 
+    def _split_cost(self, group: Sequence[_Write], cpu_s: float) -> dict[Account, float]:
+        """The CPU of a group by account, in proportion to what its writes were expected to take."""
+        costs: dict[Account, float] = {}
+        for write in group:
+            costs[write.account] = costs.get(write.account, 0.0) + write.expected_s(self._paces)
+        each = cpu_s / sum(costs.values())
+        return {account: cost_s * each for account, cost_s in costs.items() if account != SERVER}
+
     def _run_in_savepoint(self, connection: Connection, write: _Write) -> _Outcome:
         """Run one write in a savepoint: an error undoes only this write. A broken transaction raises."""
         connection.exec_driver_sql("SAVEPOINT one")
@@ -368,6 +391,7 @@ class Writer:
         return _chain_error(_copy_error(error), error)
 
     def _commit_transaction(self, connection: Connection, outcomes: list[_Outcome]) -> list[_Outcome]:
+        began_s = time.perf_counter()
         try:
             self._database.commit(connection)
         except Exception as error:
@@ -380,6 +404,8 @@ class Writer:
                 else _Outcome(outcome.write, error=_chain_error(_copy_error(refused or unknown), error))
                 for outcome in outcomes
             ]
+        took_s = min(time.perf_counter() - began_s, GROUP_S)
+        self._commit_s += (took_s - self._commit_s) / 8
         return outcomes
 
     def _connect(self) -> Connection:
@@ -446,6 +472,9 @@ def _chain_error(error: JournalError, cause: BaseException) -> JournalError:
     return error
 
 
-def _deliver_all(outcomes: Sequence[_Outcome]) -> None:
+def _deliver_all(outcomes: Sequence[_Outcome], costs: Mapping[Account, float]) -> None:
+    if (turns := find_turns()) is not None:
+        for account, cost_s in costs.items():
+            turns.charge(account, cost_s)  # this thread and the event loop share the interpreter
     for outcome in outcomes:
         outcome.deliver()

@@ -96,6 +96,8 @@ SMALL_S = 0.003
 """Cost of a request up to which it counts as small."""
 LARGE_EACH = 4
 """Of so many turns of an account, one is of a large request."""
+CREDIT_S = 0.005
+"""Virtual time that an entrant keeps, if it has used less than the others."""
 ACCOUNTS_MAX = 4_096
 """Accounts that are kept; beyond this, idle ones without debt are dropped."""
 
@@ -141,11 +143,20 @@ class _Line(Generic[T]):
         heapq.heappush(self._large if large else self._small, entry)
         return not large
 
+    def _next(self) -> list[tuple[int, int, T]]:
+        """The heap whose first item is next."""
+        large = self._large and (not self._small or (self._popped + 1) % LARGE_EACH == 0)
+        return self._large if large else self._small
+
+    def peek(self) -> T:
+        """The next item. There must be one."""
+        return self._next()[0][2]
+
     def pop(self) -> tuple[T, bool]:
         """Remove and return the next item, and whether it is of a small request. There must be one."""
+        heap = self._next()
         self._popped += 1
-        large = bool(self._large and (not self._small or self._popped % LARGE_EACH == 0))
-        return heapq.heappop(self._large if large else self._small)[2], not large
+        return heapq.heappop(heap)[2], heap is self._small
 
 
 class _Share(_Entrant, Generic[T]):
@@ -175,7 +186,7 @@ class _Order:
         """Queue an entrant, if it is not queued."""
         if not entrant.is_queued:
             entrant.is_queued = True
-            entrant.virtual_s = max(entrant.virtual_s, self.now_s)
+            entrant.virtual_s = max(entrant.virtual_s, self.now_s - CREDIT_S)
             self._entries += 1
             heapq.heappush(self._heap, (entrant.virtual_s, self._entries, entrant))
 
@@ -195,7 +206,7 @@ class _Order:
         first = self.peek()
         if first is None:
             return entrant.virtual_s <= self.now_s
-        return bool(max(entrant.virtual_s, self.now_s) <= first.virtual_s)
+        return bool(max(entrant.virtual_s, self.now_s - CREDIT_S) <= first.virtual_s)
 
     def pop(self) -> Any:
         """Remove and return the next entrant. There must be one."""
@@ -207,7 +218,7 @@ class _Order:
 
     def charge(self, entrant: _Entrant, cost_s: float) -> None:
         """Add the cost of a turn, or of a part of one, to an entrant."""
-        started_s = max(entrant.virtual_s, self.now_s)
+        started_s = max(entrant.virtual_s, self.now_s - CREDIT_S)
         self.now_s = max(self.now_s, min(started_s, self._heap[0][0]) if self._heap else started_s)
         entrant.virtual_s = started_s + cost_s
 
@@ -216,9 +227,10 @@ class FairQueue(Generic[T]):
     """Items that wait, each of an account, in order of start-time fair queueing (Goyal, Vin, Cheng 1996).
 
     Each account has a virtual time, which its costs raise, and the one with the least is next; first among principals,
-    then among the namespaces of one. An account that was idle starts at the present minimum: it has neither saved up
-    nor is it punished. Within an account small requests precede large ones, and older ones younger ones: large ones end
-    one after the other, instead of all late and all in RAM.
+    then among the namespaces of one. An account that was idle has saved up CREDIT_S at most: a small call is idle
+    while it waits for threads, and would else lose its lead at each of its steps. Within an account small requests
+    precede large ones, and older ones younger ones: large ones end one after the other, instead of all late and all in
+    RAM.
     """
 
     def __init__(self) -> None:
@@ -254,6 +266,11 @@ class FairQueue(Generic[T]):
         if principal.namespaces.peek() is not None:
             self._principals.enter(principal)
         return share.account, item
+
+    def peek(self) -> T:
+        """The next item. There must be one."""
+        share: _Share[T] = self._principals.peek().namespaces.peek()
+        return share.waiting.peek()
 
     def next_large(self) -> str | None:
         """The principal of the next item, if only items of large requests wait."""

@@ -2,7 +2,8 @@
 
 Rule 1. Each step of a task, from one await to the next, is a turn of the account in its context: of a principal, and
 within it of a namespace. A step without an account (gRPC's accept loop, the order of receipt) never waits.
-Rule 2. Turns are in the order of FairQueue, by measured costs.
+Rule 2. Turns are in the order of FairQueue, by measured CPU: a step also waits for the interpreter while threads of
+others have it, and for a core, which is not to be charged to it.
 Rule 3. A step is never interrupted. A long computation calls `pause_if_due` in its loop, which ends the step after
 SLICE_S. What cannot be divided is charged all the same.
 Rule 4. Turns are granted only while the event loop has nothing else to do, and one at a time, or several that take
@@ -19,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, TypeVar, cast
 
 from memstream_server.engine.runtime.call_context import ACCOUNT, PAYER, REQUEST, SMALL_S, Account, FairQueue
@@ -90,8 +91,8 @@ class Turns:
         """Grants turns after the last of them."""
         self._each_s = BUDGET_S
         """Moving average of the duration of a step that waited."""
-        self.began_s = 0.0
-        """When the present step began."""
+        self.began_s = self.began_cpu_s = 0.0
+        """When the present step began, and the CPU of the thread by then."""
         self.on_cost: Callable[[str, float], None] | None = None
         """Called with each principal and cost."""
         self.on_turn: Callable[[Account | None], None] | None = None
@@ -160,7 +161,7 @@ class Turns:
 
     def end_step(self, account: Account | None, waited: bool) -> None:
         """Charge the present step."""
-        now_s = perf_counter()
+        now_s, cost_s = perf_counter(), thread_time() - self.began_cpu_s
         took_s = now_s - self.began_s
         self._used_s += took_s
         if self._used_s > BUDGET_S / 2 and not self._granting:
@@ -170,8 +171,8 @@ class Turns:
         if account is None:
             return
         if (request := REQUEST.get()) is not None:
-            request.cost_s += took_s
-        self.charge(account, took_s)
+            request.cost_s += cost_s
+        self.charge(account, cost_s)
         if self._is_ahead:
             self._is_ahead, self._ahead_s = False, now_s
         if account[0] != self._principal:
@@ -255,7 +256,7 @@ class _InTurns(Coroutine[Any, Any, T]):
                 return next(self._turn.__await__())
         if turns.on_turn is not None:
             turns.on_turn(account)
-        turns.began_s = perf_counter()
+        turns.began_s, turns.began_cpu_s = perf_counter(), thread_time()
         try:
             return self._coroutine.send(value)
         finally:
@@ -266,7 +267,7 @@ class _InTurns(Coroutine[Any, Any, T]):
         turn, self._turn = self._turn, None
         if turn is not None:
             self._turns.give_up(turn)
-        self._turns.began_s = perf_counter()
+        self._turns.began_s, self._turns.began_cpu_s = perf_counter(), thread_time()
         try:
             return self._coroutine.throw(*error)
         finally:

@@ -13,7 +13,9 @@ the writer writes meanwhile goes through the log, so a later checkpoint cleans i
 Rule 4. A mark next to the database has its size and time as of the last clean state, and during a checkpoint the salts
 of the log that is copied. If another program, or a memstream without these rules, has written since, the mark does not
 fit, and all pages are read once.
-Rule 5. A thread copies a long log while writes continue, so no write waits for that. Only the rest, which came
+Rule 5. Pages and frames are read many at a time: after each read the thread waits for the interpreter, and a busy event
+loop hands it over and takes it back.
+Rule 6. A thread copies a long log while writes continue, so no write waits for that. Only the rest, which came
 meanwhile, is copied on the writer's thread; then the log restarts.
 Formats: https://www.sqlite.org/fileformat2.html, https://www.sqlite.org/walformat.html
 """
@@ -25,7 +27,7 @@ import os
 import sqlite3
 import struct
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,6 +36,7 @@ _INDEX_HEADER_BYTES = 48
 _COMMITTED, _SALTS = struct.Struct("=16xI28x"), struct.Struct(">32x2I8x")
 _PAGE_HEADER, _FREE_BLOCK = struct.Struct(">BHHH"), struct.Struct(">HH")
 _INTERIOR, _LEAF = frozenset({2, 5}), frozenset({10, 13})
+_CELLS = _INTERIOR | _LEAF
 PAGES_MAX = 1 << 25
 """Below this number of pages (128 GiB) no overflow page begins like a page of cells: its first byte is 0. A larger
 database is rewritten when its log is emptied."""
@@ -43,7 +46,8 @@ REST_FRAMES = 250
 """Frames that may be copied while the writer waits: 1 MB."""
 LOG_FRAMES_MAX = 16_000
 """64 MB: from there on the writer waits for the copy of the log."""
-_SWEEP_PAGES = 256
+_SWEEP_PAGES, _BLOCK_FRAMES = 256, 64
+"""Pages of the database file and frames of the log that are read at once."""
 _ANY_ROW = "SELECT 1 FROM sqlite_master LIMIT 1"
 
 
@@ -172,23 +176,26 @@ class Checkpoints:
             self._copied, self._clean = copied, False
             return bool(copied == frames)
         if self._clean:
-            numbers = sorted(set(self._read_numbers(self._copied, copied)))
-            self._zero_unused((number, self._read(number, 1)) for number in numbers)
+            self._zero_unused(self._read_pages(self._list_pages(self._copied, copied)))
         else:
             self._zero_unused(self._sweep())
         self._frames, self._copied, self._clean = frames, copied, True
         self._write_mark(self._state())
         return bool(copied == frames)
 
-    def _read_numbers(self, first: int, end: int) -> Iterator[int]:
-        """The pages of these frames, which are committed and which nobody overwrites meanwhile."""
+    def _list_pages(self, first: int, end: int) -> list[int]:
+        """The pages of these frames that have cells: they are committed, and nobody overwrites them meanwhile."""
         width = _FRAME_HEADER.size + self._page_bytes
-        for frame in range(first, end):
-            header = os.pread(self._log, _FRAME_HEADER.size, _LOG_HEADER_BYTES + frame * width)
-            number, _, *salts = _FRAME_HEADER.unpack(header)
-            if tuple(salts) != self._salts:
-                raise sqlite3.DatabaseError(f"frame {frame + 1} of the log is not of its present content")
-            yield number
+        has_cells: dict[int, bool] = {1: True}
+        for start in range(first, end, _BLOCK_FRAMES):
+            count = min(_BLOCK_FRAMES, end - start)
+            block = os.pread(self._log, count * width, _LOG_HEADER_BYTES + start * width)
+            for offset in range(0, count * width, width):
+                number, _, *salts = _FRAME_HEADER.unpack_from(block, offset)
+                if tuple(salts) != self._salts:
+                    raise sqlite3.DatabaseError(f"frame {start + 1} of the log, or a later one, is not of this content")
+                has_cells[number] = number == 1 or block[offset + _FRAME_HEADER.size] in _CELLS
+        return sorted(number for number in has_cells if has_cells[number])
 
     # ---- pages
     def _is_large(self) -> bool:
@@ -197,11 +204,23 @@ class Checkpoints:
     def _read(self, first: int, count: int) -> bytes:
         return os.pread(self._file, count * self._page_bytes, (first - 1) * self._page_bytes)
 
+    def _read_pages(self, numbers: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+        """These pages; neighbours are read at once. The numbers ascend."""
+        start = 0
+        while start < len(numbers):
+            end = start + 1
+            while end < min(start + _SWEEP_PAGES, len(numbers)) and numbers[end] - numbers[start] == end - start:
+                end += 1
+            yield from self._split(numbers[start], self._read(numbers[start], end - start))
+            start = end
+
+    def _split(self, first: int, block: bytes) -> Iterator[tuple[int, bytes]]:
+        for number in range(len(block) // self._page_bytes):
+            yield first + number, block[number * self._page_bytes : (number + 1) * self._page_bytes]
+
     def _sweep(self) -> Iterator[tuple[int, bytes]]:
         for first in range(1, os.fstat(self._file).st_size // self._page_bytes + 1, _SWEEP_PAGES):
-            block = self._read(first, _SWEEP_PAGES)
-            for number in range(len(block) // self._page_bytes):
-                yield first + number, block[number * self._page_bytes : (number + 1) * self._page_bytes]
+            yield from self._split(first, self._read(first, _SWEEP_PAGES))
 
     def _zero_unused(self, pages: Iterable[tuple[int, bytes]]) -> None:
         for number, page in pages:
@@ -231,7 +250,7 @@ def find_unused(page: bytes, header: int) -> list[tuple[int, int]]:
 
     Empty for pages without cells: SQLite zeroes them when it frees them.
     """
-    if len(page) <= header or page[header] not in _INTERIOR | _LEAF:
+    if len(page) <= header or page[header] not in _CELLS:
         return []
     kind, block, cells, content = _PAGE_HEADER.unpack_from(page, header)
     found = [(header + (12 if kind in _INTERIOR else 8) + 2 * cells, content or 1 << 16)]
