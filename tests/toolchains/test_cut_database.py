@@ -64,10 +64,8 @@ def set_read_only(cluster: Cluster, value: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def operated_on(
-    cluster: Cluster, tmp_path: Path, url: str = "", **more: float
-) -> AsyncIterator[tuple[Operator, memstream.Client]]:
-    settings = QUICK | {"journal_url": url or cluster.database()} | more
+async def operated_on(cluster: Cluster, tmp_path: Path) -> AsyncIterator[tuple[Operator, memstream.Client]]:
+    settings = QUICK | {"journal_url": cluster.database()}
     async with operated(lambda **own: ServerProcess(tmp_path / "data").configure(**(settings | own))) as both:
         await both[0].wait_for("")
         yield both
@@ -102,35 +100,6 @@ async def test_an_absent_database_is_seen_while_nobody_writes(postgres: Cluster,
             await asyncio.to_thread(postgres.start)
         await operator.wait_for("")
         await check_reads(warm, cold, cause="")
-
-
-BRAKE = """
-    CREATE TABLE brake ();
-    CREATE FUNCTION wait_for_brake() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-        WHILE to_regclass('brake') IS NOT NULL LOOP PERFORM pg_sleep(0.05); END LOOP;
-        RETURN NULL;
-    END $$;
-    CREATE TRIGGER slow AFTER INSERT ON fragments FOR EACH STATEMENT EXECUTE FUNCTION wait_for_brake()
-"""
-"""An insertion of fragments neither fails nor returns until the table `brake` is dropped."""
-
-
-async def test_a_slow_database_is_seen_and_reads_go_on(postgres: Cluster, tmp_path: Path) -> None:
-    """The lease outlasts the write: its renewal waits behind it, and the server gives its memories up once it ends."""
-    url = postgres.database()
-    async with operated_on(postgres, tmp_path, url, lease_s=120.0) as (operator, client):
-        warm, cold = await two_memories(client)
-        await asyncio.to_thread(postgres.execute, url, BRAKE)
-        waiting = asyncio.create_task(warm.observe_batch(["said meanwhile"]))
-        try:
-            await operator.wait_for("more than 5 s")
-            await check_reads(cold, cause="more than 5 s")
-            assert not waiting.done()
-        finally:
-            await asyncio.to_thread(postgres.execute, url, "DROP TABLE brake")
-        await waiting
-        await operator.wait_for("")
-        assert await contents(warm) == ["warm has room", "said meanwhile"]
 
 
 async def test_producers_survive_unanswered_commits(postgres: Cluster, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from memstream_server.engine.memory.decision import Decision, account_of
 from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.engine.operations.progress import Progress
 from memstream_server.engine.operations.runner import AnswerOf, OperationRunner
+from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
@@ -117,17 +118,22 @@ class Erasing:
                     await actor.wait_for_revision(actor.revision + 1)
         while True:  # repeats until nothing derives from them: streams and jobs add fragments meanwhile
             before, commits = actor.revision, 0
-            derived = await _read_derived(actor.uid, self._storage)
+            cited = await self._storage.journal.list_citing(actor.uid)
+            derived = await _invert(cited)
             for start in range(0, len(ids), BATCH):
-                commits += await self._erase_part(actor, ids[start : start + BATCH], derived)
+                commits += await self._erase_part(actor, ids[start : start + BATCH], derived, cited.keys())
                 await progress.report_done(max(progress.operation.done, min(start + BATCH, len(ids))), len(ids))
             if not commits or actor.revision == before + commits:  # nobody else has changed the memory meanwhile
                 return
 
-    async def _erase_part(self, actor: Actor, named: Sequence[str], derived: Mapping[str, Collection[str]]) -> bool:
-        """Erase these fragments and all that derives from them in one commit. False if there was nothing to do."""
+    async def _erase_part(
+        self, actor: Actor, named: Sequence[str], derived: Mapping[str, Collection[str]], known: Collection[str]
+    ) -> bool:
+        """Erase these fragments and all that derives from them in one commit. False if there was nothing to do.
+
+        known: the fragments that cite any.
+        """
         closure = _collect_closure(named, derived)
-        known = {id_ for ids in derived.values() for id_ in ids}
         while (done := await self._try_erase(actor, named, closure, known)) is None:
             continue
         return done
@@ -208,10 +214,11 @@ def _collect_closure(named: Sequence[str], derived: Mapping[str, Collection[str]
     return list(found)
 
 
-async def _read_derived(uid: str, storage: Storage) -> dict[str, list[str]]:
-    """Ids of the fragments that cite a source, by source id, including forgotten fragments."""
+async def _invert(cited: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Ids of the fragments that cite a source, by source."""
     found: defaultdict[str, list[str]] = defaultdict(list)
-    for id_, sources in (await storage.journal.list_citing(uid)).items():
-        for source in sources:
-            found[source].append(id_)
+    async for some in in_slices(list(cited.items()), 64):
+        for id_, sources in some:
+            for source in sources:
+                found[source].append(id_)
     return found

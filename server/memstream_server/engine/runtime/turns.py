@@ -107,7 +107,7 @@ class Turns:
     def may_run(self, account: Account) -> bool:
         """Whether a step of this account may run now."""
         if not self._queue.waiting and not self._granted:
-            may = self._used_s < BUDGET_S and not self._queue.owes(account, SLICE_S)
+            may = self._used_s < BUDGET_S and not self._queue.owes(account, SLICE_S / 2)
         else:
             may = self._queue.precedes(account)
             if self._granted and self._queue.owes(account, SLICE_S):

@@ -168,8 +168,7 @@ def list_citing(connection: Connection, uid: str) -> dict[str, tuple[str, ...]]:
         return {}
     low, high = key_range(number)
     found = connection.execute(_CITING[connection.dialect.name], {"low": low, "high": high, "field": codec.SOURCES})
-    decoded = [(id_, codec.decode_fragment(payload, 0, 0)) for id_, payload in found]
-    return {id_: fragment.sources for id_, fragment in decoded if fragment.sources}
+    return {id_: sources for id_, payload in found if (sources := codec.decode_sources(payload))}
 
 
 @lru_cache  # building a statement takes longer than running it
