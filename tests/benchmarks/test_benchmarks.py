@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-NAMES = sorted({file.stem.removeprefix("bench_") for file in BENCHMARKS.glob("bench_*.py")} - {"fair"})
+NAMES = sorted({file.stem.removeprefix("bench_") for file in BENCHMARKS.glob("bench_*.py")} - {"fair", "quickstarts"})
 
 
 @pytest.mark.long

@@ -5,8 +5,9 @@ library alone, and asks a helper that stays: it has the imports, the connection,
 helper is started by the first hook; until it answers, hooks add nothing.
 
 Rules
-- A hook never fails, never blocks a turn and never waits longer than REPLY_S for the helper: whatever goes wrong, it
-  exits with 0 and prints nothing.
+- A hook never fails and never blocks a turn: whatever goes wrong, it exits with 0 and prints nothing. It waits for the
+  helper for REPLY_SHARE of its time, and ends within WITHIN_S of the start of its process, which the kernel records. An
+  event that the helper does not have by then is handed over by a child, without the streams of the host.
 - The helper gets an event before it is started for it, so no turn is lost while it starts.
 - Only this user can reach the helper: its socket is in a directory of the user's own.
 
@@ -21,33 +22,80 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import socket
 import stat
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 EVENTS = ("session-start", "prompt", "stop")
-REPLY_S = 0.2
-"""Of the 0.3 s that a hook may take; the rest is the start of its process."""
+WITHIN_S = 0.3
+"""That a host may have to wait for a hook, from the start of its process; the option --within is another limit."""
+EXIT_S = 0.03
+"""Of it, kept for the end of the process."""
+REPLY_SHARE = 2 / 3
+"""Of it, that the hook waits for the helper; the rest is the start of its process."""
+HAND_OVER_S = 10.0
+"""A child of a hook that had no time hands its event to the helper within it."""
 INPUT_BYTES_MAX = 4 << 20
 ANSWER_BYTES_MAX = 1 << 20
 RUNTIME_BYTES_MAX = 70
 """Of XDG_RUNTIME_DIR: the path of a socket has 104 bytes at most on some systems."""
-_VALUES = ("--host", "--memory", "--target", "--local", "--budget")
-_SERVER_VARIABLES = ("MEMSTREAM_TOKEN", "MEMSTREAM_TLS", "MEMSTREAM_TLS_CA", "MEMSTREAM_TLS_CERT", "MEMSTREAM_TLS_KEY")
+_VALUES = ("--host", "--memory", "--target", "--local", "--budget", "--within")
+SERVER_VARIABLES = ("MEMSTREAM_TOKEN", "MEMSTREAM_TLS", "MEMSTREAM_TLS_CA", "MEMSTREAM_TLS_CERT", "MEMSTREAM_TLS_KEY")
+"""With which a process reaches the server, besides its address."""
 
 
 def main(words: list[str]) -> None:
     """Runs `memstream hook WORDS`."""
+    debugged = os.environ.get("MEMSTREAM_HOOK_DEBUG")
+    if not debugged:
+        signal.signal(signal.SIGALRM, _leave)
+        signal.setitimer(signal.ITIMER_REAL, max(_within_s(words) - EXIT_S - _age_s(), 1e-6))
     try:
         answer = _run(words)
     except Exception:  # fail open: the turn has no memory
-        if os.environ.get("MEMSTREAM_HOOK_DEBUG"):
+        if debugged:
             raise
-        return
+        answer = ""
+    signal.setitimer(signal.ITIMER_REAL, 0)  # an answer is written whole or not at all
     if answer:
         sys.stdout.write(answer)
+    sys.stdout.flush()
+    if not debugged:
+        os._exit(0)  # without the 10 ms in which an interpreter tidies up
+
+
+def _within_s(words: list[str]) -> float:
+    """The time of the hook; WITHIN_S if the option is absent or wrong, which is reported later."""
+    try:
+        return float(words[words.index("--within") + 1])
+    except (ValueError, IndexError):
+        return WITHIN_S
+
+
+def _age_s() -> float:
+    """Seconds since this process was started; 0 where the system does not say it as Linux does."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _leave(_number: int, _frame: object) -> None:
+    """Ends the process at its deadline; a child continues where it was, without the host, until HAND_OVER_S."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+    signal.setitimer(signal.ITIMER_REAL, HAND_OVER_S)
 
 
 def _run(words: list[str]) -> str:
@@ -60,7 +108,7 @@ def _run(words: list[str]) -> str:
     path = socket_path(request)
     line = json.dumps(request).encode() + b"\n"
     try:
-        answer = _ask(path, line)
+        answer = _ask(path, line, request["reply_s"])
     except (FileNotFoundError, ConnectionRefusedError):
         _start_helper(path, line)
         return ""
@@ -78,6 +126,7 @@ def _read_request(words: list[str]) -> dict[str, Any]:
         if name not in _VALUES:
             raise ValueError(name)
         request[name[2:]] = value
+    request["reply_s"] = REPLY_SHARE * _within_s(words)
     request.setdefault("target", os.environ.get("MEMSTREAM_TARGET") or "127.0.0.1:7700")
     return request
 
@@ -91,17 +140,15 @@ def socket_path(request: dict[str, Any]) -> Path:
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(f"{directory} is not a directory of this user alone")
-    server = [request.get("local") or request["target"], *(os.environ.get(name, "") for name in _SERVER_VARIABLES)]
+    server = [request.get("local") or request["target"], *(os.environ.get(name, "") for name in SERVER_VARIABLES)]
     return directory / f"{hashlib.sha256(json.dumps([sys.executable, *server]).encode()).hexdigest()[:16]}.sock"
 
 
-def _ask(path: Path, line: bytes) -> bytes:
-    """The helper's answer, within REPLY_S. Raises OSError."""
-    import time
-
-    end = time.monotonic() + REPLY_S
+def _ask(path: Path, line: bytes, reply_s: float) -> bytes:
+    """The helper's answer. Raises OSError."""
+    end = time.monotonic() + reply_s
     with socket.socket(socket.AF_UNIX) as helper:
-        helper.settimeout(REPLY_S)
+        helper.settimeout(reply_s)
         helper.connect(str(path))
         helper.sendall(line)
         answer = b""
@@ -131,9 +178,8 @@ def _start_helper(path: Path, line: bytes) -> None:
     os.set_blocking(process.stdin.fileno(), False)
     pending = memoryview(line)
     import select
-    import time
 
-    end = time.monotonic() + REPLY_S
+    end = time.monotonic() + HAND_OVER_S  # the deadline of the hook comes before
     while pending and time.monotonic() < end:  # a pipe holds 64 KB; the helper reads the rest once it runs
         if select.select([], [process.stdin], [], end - time.monotonic())[1]:
             pending = pending[os.write(process.stdin.fileno(), pending) :]

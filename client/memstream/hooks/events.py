@@ -38,11 +38,11 @@ def read_input(given: Mapping[str, Any]) -> Told:
 
 
 def write_output(event: str, host: str, context: str) -> str:
-    """The JSON with which the host adds the context; empty if there is nothing to add, or the host cannot."""
+    """The JSON with which the host adds the context; empty if there is nothing to add."""
     if not context or event not in _EVENT_NAMES:
         return ""
-    if host == "cursor":
-        return json.dumps({"additional_context": context}) if event == "session-start" else ""
+    if host == "cursor":  # its page documents `continue` for prompts; its client takes the context too, since 3.20
+        return json.dumps(({"continue": True} if event == "prompt" else {}) | {"additional_context": context})
     return json.dumps({"hookSpecificOutput": {"hookEventName": _EVENT_NAMES[event], "additionalContext": context}})
 
 

@@ -1,8 +1,8 @@
 """The resident helper of hooks: `python -m memstream.hooks.helper SOCKET`, with its first event on standard input.
 
-It answers each event within ANSWER_S or with nothing; an observation is acknowledged at once and stored afterwards. It
-ends after IDLE_S without an event, and at SIGTERM. What a session was shown and asked is kept in RAM, of the last
-SESSIONS_MAX sessions.
+It answers each event within ANSWER_SHARE of the hook's time, or with nothing. An observation is acknowledged at once
+and stored afterwards. The helper ends after IDLE_S without an event, and at SIGTERM. What a session was shown and asked
+is kept in RAM, of the last SESSIONS_MAX sessions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from memstream.backoff import Retry
 from memstream.channel import Tls
 from memstream.client import Client, connect
 from memstream.context import Context, PartKind
-from memstream.hooks import INPUT_BYTES_MAX, REPLY_S
+from memstream.hooks import INPUT_BYTES_MAX
 from memstream.hooks.events import Told, read_input, read_last_turn, write_output
 from memstream.hooks.redact import redact
 from memstream.listed_values import FragmentOrder
@@ -36,7 +36,8 @@ from memstream.memory import Memory
 from memstream.projects import fill_project
 from memstream.values import Observation, Role
 
-ANSWER_S = 0.8 * REPLY_S
+ANSWER_SHARE = 0.8
+"""Of the time that a hook waits, in which its answer is made."""
 STORE_S = 30.0
 """An observation is tried for so long."""
 IDLE_S = 3_600.0
@@ -82,17 +83,17 @@ class Helper:
             self._observe(path, session, told, request)
             return ""
         text = ""
+        answer_s = ANSWER_SHARE * request["reply_s"]
         with contextlib.suppress(TimeoutError, errors.MemstreamError):
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(answer_s):
                 client = await asyncio.shield(self.client)
                 budget = int(request.get("budget") or BUDGET_TOKENS)
                 if request["event"] == "prompt":
                     session.prompt = told.prompt
-                    if request.get("host") != "cursor":  # its prompts take no context
-                        text = await _for_prompt(client, path, session, told.prompt, budget)
+                    text = await _for_prompt(client, path, session, told.prompt, budget, answer_s)
                 else:
                     session.shown = None  # a session that starts, is cleared or compacted has nothing in its window
-                    text = await _for_start(client, path, budget)
+                    text = await _for_start(client, path, budget, answer_s)
         if request["event"] == "prompt":
             session.prompt = told.prompt
         return write_output(request["event"], request.get("host", ""), text)
@@ -159,13 +160,13 @@ class Helper:
             print(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S} a turn was not stored: {reason}", flush=True)
 
 
-async def _for_prompt(client: Client, path: str, session: Session, prompt: str, budget: int) -> str:
+async def _for_prompt(client: Client, path: str, session: Session, prompt: str, budget: int, answer_s: float) -> str:
     """What is remembered about the prompt and was not shown in the session."""
     question = prompt[:QUESTION_CHARS_MAX].strip()
     if not question:
         return ""
     made = await client.context(
-        [path], question, budget=SHOWN_BUDGETS * budget, after=session.shown, parts_timeout_s=ANSWER_S
+        [path], question, budget=SHOWN_BUDGETS * budget, after=session.shown, parts_timeout_s=answer_s
     )
     text, tokens = "", 0
     for part in made.parts:
@@ -175,12 +176,12 @@ async def _for_prompt(client: Client, path: str, session: Session, prompt: str, 
     return text
 
 
-async def _for_start(client: Client, path: str, budget: int) -> str:
+async def _for_start(client: Client, path: str, budget: int, answer_s: float) -> str:
     """The blocks, what answers the question of every start, and the latest facts."""
     memory = client.memory(path)
     names = [f"{path}#{block.name}" async for block in memory.blocks.list()][:BLOCKS_MAX]
     made, latest = await asyncio.gather(
-        client.context([path], _START_QUESTION, blocks=names, budget=budget, parts_timeout_s=ANSWER_S),
+        client.context([path], _START_QUESTION, blocks=names, budget=budget, parts_timeout_s=answer_s),
         _latest(memory),
     )
     kinds = (PartKind.BLOCK,) if made.weak else (PartKind.BLOCK, PartKind.EVIDENCE)
@@ -231,7 +232,7 @@ async def _serve(listener: socket.socket, first: dict[str, Any]) -> None:
         server = await asyncio.start_unix_server(answer, sock=listener, limit=2 * INPUT_BYTES_MAX)
         try:
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                await helper.answer(first)
+                await helper.answer(first | {"reply_s": 0.0})  # nobody waits for its answer
             helper.client.set_result(await _open_client(first, stack))
             await helper.wait_until_idle()
         finally:

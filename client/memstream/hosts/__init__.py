@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Literal
 
 from memstream.errors import InvalidArgument
+from memstream.hooks import SERVER_VARIABLES
 from memstream.hosts.files import Addition, Change, add_to_json, add_to_toml, remove
 
 HOSTS = ("claude-code", "codex", "cursor", "vscode")
 Scope = Literal["user", "project"]
 HOOK_TIMEOUT_S = 5
 """After which a host ends a hook; one takes 0.3 s at most."""
+TOOLS_TIMEOUT_S = 60
+"""Of Codex for the start of the tools, which may start the server too; its default is 10 s."""
 _EVENTS = {"SessionStart": "session-start", "UserPromptSubmit": "prompt", "Stop": "stop"}
 _CURSOR_EVENTS = {"sessionStart": "session-start", "beforeSubmitPrompt": "prompt", "afterAgentResponse": "stop"}
 
@@ -72,7 +75,8 @@ def _additions(what: Connection, home: Path, project: Path) -> list[tuple[Path, 
     if what.host == "claude-code":
         tools = home / ".claude.json" if what.scope == "user" else project / ".mcp.json"
         settings = base / ".claude" / ("settings.json" if what.scope == "user" else "settings.local.json")
-        found = [(tools, [Addition(("mcpServers", what.name), {"type": "stdio", **entry})])]
+        loaded = {"type": "stdio", **entry, "alwaysLoad": True}  # else a model has to search for the tools first
+        found = [(tools, [Addition(("mcpServers", what.name), loaded)])]
         return [*found, *([(settings, _hook_groups(what))] if what.hooks else [])]
     if what.host == "cursor":
         found = [(base / ".cursor/mcp.json", [Addition(("mcpServers", what.name), entry)])]
@@ -118,6 +122,8 @@ def _codex_tables(what: Connection) -> str:
     command, *arguments = what.tool_words()
     lines = [f"[mcp_servers.{what.name}]", f"command = {_toml(command)}"]
     lines.append(f"args = [{', '.join(map(_toml, arguments))}]")
+    lines.append(f"env_vars = [{', '.join(map(_toml, SERVER_VARIABLES))}]")  # Codex hands on what is named alone
+    lines.append(f"startup_timeout_sec = {TOOLS_TIMEOUT_S}")
     for event, ours in _EVENTS.items() if what.hooks else ():
         lines += ["", f"[[hooks.{event}]]", f"[[hooks.{event}.hooks]]", 'type = "command"']
         lines += [f"command = {_toml(what.hook_command(ours))}", f"timeout = {HOOK_TIMEOUT_S}"]

@@ -81,7 +81,7 @@ export type { WatchedEvent, WatchOptions } from "./watch.js";
 
 /** Returns a client of the server at `target` ("host:port"). It does not connect yet. */
 export function connect(target: string, settings: Settings = {}): Client {
-  checkOptions("settings", settings, { token: true, tls: true, timeoutMs: true, retry: true, keepaliveMs: true, writeBytesMax: true });
+  checkOptions("settings", settings, { token: true, tls: true, timeoutMs: true, retry: true, keepaliveMs: true, writeBytesMax: true, tracing: true });
   return new Client(new Link(target, settings));
 }
 

@@ -4,7 +4,7 @@ import type { SecureClientSessionOptions } from "node:http2";
 
 import type { Duration } from "@bufbuild/protobuf/wkt";
 import { createClient } from "@connectrpc/connect";
-import type { Client } from "@connectrpc/connect";
+import type { Client, Transport } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
 
 import { RETRY } from "./backoff.js";
@@ -63,6 +63,8 @@ export interface Settings {
    * timeout.
    */
   readonly writeBytesMax?: number;
+  /** Wraps the transport of all calls, once around all attempts: `tracing()` of "@memstream/client/otel" makes spans. */
+  readonly tracing?: (transport: Transport) => Transport;
 }
 
 /** The namespace and name of a memory or a conversation. */
@@ -140,7 +142,8 @@ export class Link {
       return { sessions: { abort: () => { abortSessions(sessions); } }, transport, calls: 0 };
     });
     const { timeoutMs, retry, closed } = this;
-    const transport = new CallTransport(this.connections, { token: settings.token, timeoutMs, retry, closed });
+    const calls = new CallTransport(this.connections, { token: settings.token, timeoutMs, retry, closed });
+    const transport = settings.tracing?.(calls) ?? calls;
     this.streams = createClient(StreamService, transport);
     this.memories = createClient(MemoryService, transport);
     this.blocks = createClient(BlockService, transport);

@@ -127,6 +127,7 @@ def hook_command(context: click.Context, event: str) -> None:
       --memory NAMESPACE/NAME   the memory; {project} is the project of the session
       --local DIR | --target HOST:PORT
       --budget TOKENS           of the context of one event (1500)
+      --within SECONDS          the time of the hook, from the start of its process (0.3)
       --keep-secrets            store keys, tokens and passwords too
     """
     main([event, *context.args])

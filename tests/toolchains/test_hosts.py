@@ -1,0 +1,94 @@
+"""Claude Code and Codex, as npm has them, with memstream as their memory and a scripted model."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memstream
+from memstream.projects import project_name
+from tests.cli.transcripts import Transcript, load, shape_of
+from tests.support.host_model import Asked, Called, HostModel, Reply
+from tests.support.server import ServerProcess
+from tests.toolchains.hosts import PROGRAMS, Host, prepared, version_of
+from tests.toolchains.programs import Absent
+
+pytestmark = pytest.mark.toolchain
+
+FACT = "Our releases leave on Tuesdays"
+ASKED = "On which day do releases leave?"
+CALLS = 40
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def host(request: pytest.FixtureRequest) -> Iterator[Host]:
+    with tempfile.TemporaryDirectory(prefix="host-", dir="/var/tmp") as home:  # Codex refuses a home below /tmp
+        try:
+            with prepared(request.param, Path(home)) as made:
+                yield made
+        except Absent as absent:
+            pytest.skip(str(absent))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("hosts") / "data") as running:
+        yield running
+
+
+def answer(asked: Asked) -> Reply:
+    """First session: 40 calls in one reply, as models write arguments. Second one: a recall, and what it found."""
+    if asked.results:
+        return "Tuesdays, as memory says" if ASKED in asked.fresh and FACT in "".join(asked.results) else "Noted"
+    if ASKED in asked.fresh:
+        return [Called("recall", {"query": ASKED, "limit": None, "speaker": ""})]
+    odd = [Called("observe", {"content": "half an emoji \ud83d"}), Called("observe", {"content": FACT, "key": ""})]
+    return [*odd, *(Called("observe", {"content": f"fact number {n}", "session": None}) for n in range(CALLS - 2))]
+
+
+async def contents(address: str, path: str) -> list[str]:
+    async with memstream.connect(address) as client:
+        return [one.content async for one in client.memory(path).list_fragments()]
+
+
+async def test_a_fact_of_one_session_is_known_in_the_next(host: Host, server: ServerProcess) -> None:
+    path = f"{host.name}/{project_name(host.project)}"
+    async with HostModel(answer) as model:
+        host.use_model(model.address)
+        shown = host.connect("--target", server.address, "--memory", f"{host.name}/{{project}}")
+        assert "memstream" in shown
+        await host.turn("Please keep some facts.", model.address)
+        first = len(model.asked)
+        # The hook of the turn's end stores it after it has ended.
+        held: list[str] = []
+        while "Please keep some facts." not in held:
+            held = await contents(server.address, path)
+        said = await host.turn(ASKED, model.address)
+        assert "Tuesdays, as memory says" in said
+        second = [one for one in model.asked[first:] if one.tools]
+        # The hook of the session's start has put it into the prompt before the model asks for it.
+        assert "<memstream kind=" in second[0].text.replace('\\"', '"').replace("\\", "")
+        assert FACT in second[0].text
+    held = await contents(server.address, path)
+    assert {FACT, *(f"fact number {number}" for number in range(CALLS - 2))} <= set(held)
+    if host.name == "claude-code":  # Codex refuses the half by itself
+        assert "half an emoji \ufffd" in held
+    assert not [one for one in held if "<memstream" in one], "what hooks added is not observed"
+    check_sent(load(host.name), host.records())
+
+
+def check_sent(transcript: Transcript, records: list[dict[str, Any]]) -> None:
+    """The messages of the host are those of its transcript, which tests/cli/test_mcp_hosts.py replays."""
+    sent = [json.loads(one["line"]) for one in records if one["sender"] == "host"]
+    recorded = {shape_of(one) for one in transcript.messages}
+    assert {shape_of(one) for one in sent} == recorded, transcript.source
+    assert transcript.version == version_of(transcript.host)
+    hooks = {one["command"][1]: json.loads(one["line"]) for one in records if one["sender"] == "hook"}
+    assert {name: sorted(given) for name, given in hooks.items()} == {
+        name: sorted(given) for name, given in transcript.hooks.items()
+    }
