@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import tomllib
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from memstream.errors import InvalidRequest
 from memstream.hosts import HOSTS, Connection, Scope, jsonc, plan_connection, plan_removal
 from memstream.hosts.files import write
 from tests.cli.commands import call
+from tests.cli.transcripts import load
+from tests.support.pages import ROOT
 
 COMMENTED = """\
 // servers of this project
@@ -286,3 +289,19 @@ def test_insertions_can_be_undone_in_any_text(value: dict[str, Any], indent: Any
         assert made[place : place + len(piece)] == piece
         made = made[:place] + made[place + len(piece) :]
     assert made == text
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_the_page_names_what_is_tested_and_written(name: str, tmp_path: Path) -> None:
+    transcript, shown = (
+        load(name),
+        {"claude-code": "Claude Code", "codex": "Codex", "cursor": "Cursor", "vscode": "VS Code"},
+    )
+    page = (ROOT / "docs/connect.md").read_text("utf-8")
+    (row,) = re.findall(rf"^\| {shown[name]} \| (.*) \| (.*) \| (\d+) \| \d+ \|$", page, re.M)
+    changes = plan_connection(connection(name), tmp_path / "home", tmp_path / "project")
+    lines = [line for change in changes for line in change.diff() if line.startswith("+") and line[:3] != "+++"]
+    how = "it runs" if transcript.source.startswith("recorded") else "transcript"
+    assert row == (transcript.version, how, str(len(lines)))
+    packages = json.loads((ROOT / "tests/toolchains/with_hosts/package.json").read_text("utf-8"))["dependencies"]
+    assert (transcript.version in packages.values()) == (how == "it runs")
