@@ -28,12 +28,13 @@ from memstream_server.adapters.models import analyzer
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer, term_hash
 from memstream_server.adapters.models.hashing import MODEL, HashingEmbedder
 from memstream_server.adapters.models.words import words
+from memstream_server.core.arrays import finish
 from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import LexicalIndex, query_terms
 from memstream_server.core.policy import AUTO_LANGUAGE
-from memstream_server.core.ranking import Question, finish, rank
+from memstream_server.core.ranking import Question, rank
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.values import Fragment
 from memstream_server.core.weights import Weights

@@ -35,10 +35,11 @@ from truth import STEMMERS, load_cases
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import HashingEmbedder
 from memstream_server.core import ranking, scores, turns, twins
+from memstream_server.core.arrays import finish
 from memstream_server.core.columns import UNKNOWN, USER
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import Legs, query_terms
-from memstream_server.core.ranking import Question, finish, rank
+from memstream_server.core.ranking import Question, rank
 from memstream_server.core.rendering import clip_for_index, indexed_text, text_prefix
 from memstream_server.core.speakers import list_named
 from memstream_server.core.time_phrases.recognition import asks_only_time, find_times

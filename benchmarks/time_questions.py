@@ -22,9 +22,10 @@ import numpy as np
 from time_diary import NOW, Diary, make_diaries
 
 from memstream_server.core import fitted_weights
+from memstream_server.core.arrays import finish
 from memstream_server.core.columns import Columns
 from memstream_server.core.filters import Filter, mask
-from memstream_server.core.ranking import finish, rank
+from memstream_server.core.ranking import rank
 from memstream_server.core.scores import TIMED_PARTS
 
 if TYPE_CHECKING:

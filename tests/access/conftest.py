@@ -11,7 +11,7 @@ import pytest
 from memstream_server.rpc.access import keys
 from memstream_server.rpc.access.caller import Verb
 from tests.server.conftest import QUICK, check_log, make_server  # noqa: F401  # a fixture
-from tests.support.server import ServerProcess
+from tests.support.server import ServerProcess, free_address
 
 POLICY = """
 [[grant]]
@@ -49,6 +49,8 @@ class Guarded:
     keys_file: Path
     policy_file: Path
     keys: Mapping[str, str]
+    http: str = ""
+    """host:port of its HTTP port, if it has one."""
 
 
 def guarded_files(directory: Path) -> tuple[Path, Path, dict[str, str]]:
@@ -63,9 +65,10 @@ def guarded_files(directory: Path) -> tuple[Path, Path, dict[str, str]]:
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     directory = tmp_path_factory.mktemp("guarded")
     keys_file, policy_file, made = guarded_files(directory / "access")
-    settings = {**QUICK, "api_keys_file": str(keys_file), "access_policy_file": str(policy_file)}
+    http = free_address()
+    settings = {**QUICK, "api_keys_file": str(keys_file), "access_policy_file": str(policy_file), "http_listen": http}
     with ServerProcess(directory / "data").configure(**settings) as server:
-        yield Guarded(server, keys_file, policy_file, made)
+        yield Guarded(server, keys_file, policy_file, made, http)
         assert server.stop() == 0
     check_log(server)
     assert not any(key in server.log() for key in made.values())

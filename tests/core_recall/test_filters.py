@@ -19,6 +19,7 @@ from memstream_server.core.filters import (
     mask,
     order_slots,
     passes,
+    search_metadata,
     visible,
 )
 from memstream_server.core.metadata import Condition
@@ -127,6 +128,37 @@ def test_the_mask_is_what_the_filter_says_of_each(
     restored.unpack(Parts(packed.arrays, msgpack.decode(msgpack.encode(packed.values))))  # as an image keeps them
     assert found(restored, chosen, now_us) == expected
     assert restored.ids == columns.ids
+
+
+@given(st.lists(st.tuples(FRAGMENTS, FRAGMENTS), min_size=1, max_size=6), FILTERS, st.data())
+def test_tests_of_metadata_before_a_change_still_hold(
+    pairs: list[tuple[Fragment, Fragment]], chosen: Filter, data: st.DataObject
+) -> None:
+    """Fragments are changed, appended or renumbered before, while and after their metadata are tested."""
+    columns = columns_of(*(before.but(id=str(place)) for place, (before, _) in enumerate(pairs)))
+
+    def change() -> None:
+        kind = data.draw(st.sampled_from(["none", "update", "append", "keep"]))
+        _, after = data.draw(st.sampled_from(pairs))
+        if kind == "update":
+            columns.update(after.but(id=data.draw(st.sampled_from([each for each in columns.ids if each != GONE]))))
+        elif kind == "append":
+            columns.append(after.but(id=f"new {len(columns)} {data.draw(st.integers())}"))
+        elif kind == "keep":
+            columns.keep(np.arange(data.draw(st.integers(0, 1)), len(columns)))
+            columns.append(after.but(id=f"kept {data.draw(st.integers())}"))
+
+    change()
+    testing = search_metadata(columns, chosen)
+    tested = None
+    while tested is None:
+        try:
+            next(testing)
+        except StopIteration as end:
+            tested = end.value
+        change()
+    change()
+    assert mask(columns, chosen, 0, tested=tested).tolist() == mask(columns, chosen, 0).tolist()
 
 
 def test_parts_of_other_lengths_are_refused() -> None:

@@ -6,11 +6,12 @@ import pytest
 
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import MODEL, HashingEmbedder
+from memstream_server.core.arrays import finish
 from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import LexicalIndex, query_terms
-from memstream_server.core.ranking import Question, finish, rank
+from memstream_server.core.ranking import Question, rank
 from memstream_server.core.rendering import text_prefix
 from memstream_server.core.values import Fragment
 from memstream_server.core.weights import Weights

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memstream_server.core.arrays import finish
 from memstream_server.core.lending import BOTH_SHARE, Superseded, find_borrowers, lend_matches
-from memstream_server.core.ranking import Question, Ranking, finish, rank
+from memstream_server.core.ranking import Question, Ranking, rank
 from memstream_server.core.scores import CHAIN_PART, PARTS, Scored
 from memstream_server.core.time_phrases.calendar import Window
 from memstream_server.core.values import Fragment

@@ -11,6 +11,7 @@ import pytest
 
 from memstream_server.adapters.models.hashing import HashingEmbedder
 from memstream_server.core import arrays, dense, ranking
+from memstream_server.core.arrays import finish
 from memstream_server.core.candidates import Unread
 from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix, QuantizedRows, multiply_rows
@@ -200,13 +201,13 @@ class Memory:
         assert question.vector is not None
         matrix, legs = quantized(self.vectors, self.present), self.lexical.legs(question.terms)
         cosines = np.where(self.present, multiply_rows(self.vectors, question.vector), np.float32(np.nan))
-        expected = ranking.finish(ranking.rank(self.columns, legs, cosines, question, weights, allowed))
+        expected = finish(ranking.rank(self.columns, legs, cosines, question, weights, allowed))
         read: set[int] = set()
         estimates, errors = matrix.estimate(question.vector)
         assert errors is not None
         unread = Unread(estimates, errors)
         for _ in range(10):
-            found = ranking.finish(ranking.rank(self.columns, legs, unread.cosines, question, weights, allowed, unread))
+            found = finish(ranking.rank(self.columns, legs, unread.cosines, question, weights, allowed, unread))
             if not unread.wanted:
                 break
             read |= unread.wanted

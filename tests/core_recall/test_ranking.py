@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import HashingEmbedder
+from memstream_server.core.arrays import finish
 from memstream_server.core.candidates import best, candidates
 from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
@@ -22,7 +23,6 @@ from memstream_server.core.ranking import (
     Ranking,
     Stage,
     Weights,
-    finish,
     rank,
     rank_candidates,
 )

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from memstream_server.core.arrays import finish
 from memstream_server.core.columns import Columns
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import LexicalIndex, query_terms
-from memstream_server.core.ranking import Question, Ranking, finish, rank
+from memstream_server.core.ranking import Question, Ranking, rank
 from memstream_server.core.scores import PARTS, TIMED_PARTS
 from memstream_server.core.time_phrases.calendar import Window, is_near, time_closeness
 from memstream_server.core.values import Fragment

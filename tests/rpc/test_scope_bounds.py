@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import reduce
 from itertools import count
+from operator import add
 from typing import Any
 
 import pytest
@@ -20,7 +23,8 @@ from memstream_server.core.values import MemoryKind
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.errors import InvalidField
 from memstream_server.engine.recall import scopes
-from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation
+from memstream_server.engine.recall.answers import list_fragments
+from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, RecallAnswer
 from memstream_server.rpc.scopes import ScopedQuery
 from tests.engine.conftest import engine  # noqa: F401  # a fixture
 from tests.rpc.conftest import LIMITS
@@ -80,16 +84,18 @@ ENDED_US = 10**15
 
 @pytest.mark.drawn
 @settings(max_examples=rounds(60, 6), deadline=None, suppress_health_check=list(HealthCheck))
-@given(several=_several, limit=st.integers(1, 12))
+@given(several=_several, limit=st.integers(1, 12), suspect=st.booleans())
 async def test_laws_of_several_memories(
     engine: Engine,  # noqa: F811
     several: list[tuple[list[tuple[list[str], str]], float]],
     limit: int,
+    suspect: bool,
 ) -> None:
     """`out` is excluded by the filter, `over` by its validity: neither is ranked or counted."""
     namespace, allowed = f"laws-{next(_numbers)}", dict[str, set[str]]()
+    policy = replace(Policy(), conflicts=replace(Policy().conflicts, suspect=suspect))
     for number, (said, _) in enumerate(several):
-        await engine.memories.create(NewMemory(namespace, f"m{number}", MemoryKind.LONG_TERM, Policy()))
+        await engine.memories.create(NewMemory(namespace, f"m{number}", MemoryKind.LONG_TERM, policy))
         new = [
             NewObservation(
                 f"{' '.join(words)} {place}",
@@ -105,16 +111,16 @@ async def test_laws_of_several_memories(
     weights = {path: weight for path, (_, weight) in zip(allowed, several, strict=True)}
     asked = [RecallScope(memory=path, weight=weight) for path, weight in weights.items()]
     chosen = FragmentFilter(none_of=[FragmentFilter(speakers=["out"])])
-    query = scoped(engine, *asked, filter=chosen, limit=limit, near_misses=50, omit_working_memory=True)
-    answer = await query.recall(await query.find_memories(), None, now_us=NOW_US)
 
+    async def ask(limit: int) -> RecallAnswer:
+        query = scoped(engine, *asked, filter=chosen, limit=limit, near_misses=50, omit_working_memory=True)
+        return await query.recall(await query.find_memories(), None, now_us=NOW_US)
+
+    answer, everything = await ask(limit), await ask(99)
     names = {"": next(iter(allowed))}  # one memory is asked as if alone
     seen = {path: set[str]() for path in allowed}
     for one in answer.recollections:
-        seen[names.get(one.memory, one.memory)] |= {
-            one.fragment.id,
-            *([one.companion.fragment.id] if one.companion else []),
-        }
+        seen[names.get(one.memory, one.memory)] |= {each.id for each in list_fragments(one)}
     for miss in answer.near_misses:
         if miss.stage not in (Stage.FILTER, Stage.VALIDITY):  # a near miss may say that it is excluded
             seen[names.get(miss.memory, miss.memory)].add(miss.scored.id)
@@ -123,23 +129,24 @@ async def test_laws_of_several_memories(
     counts = {path: len(ids) for path, ids in allowed.items()}
     assert {each.memory: each.answer.eligible for each in answer.memories} == (counts if len(several) > 1 else {})
     assert answer.eligible == sum(counts.values())
-    assert len(answer.recollections) <= limit
+    merged = [(one.memory or names[""], one.fragment.id, one.scored.score) for one in everything.recollections]
+    assert [one.fragment.id for one in answer.recollections] == [id_ for _, id_, _ in merged][:limit]
 
+    query = scoped(engine, *asked, filter=chosen, limit=99, omit_working_memory=True)
     found = await query.find_memories()
-    words = await engine.scopes.count_words_of_all(found, [None] * len(found))
-    merged = [(one.memory, one.fragment.id, one.scored.score) for one in answer.recollections]
-    order: list[tuple[float, int, int, tuple[str, str, float]]] = []
-    for number, each in enumerate(found):
-        asked_alone = structs.replace(each.scope.query, now_us=NOW_US, words=words if len(found) > 1 else ())
-        single = (await engine.recall(each.namespace, each.name, asked_alone)).recollections
-        best = [max(one.scored.score for one in single[place:]) for place in range(len(single))]
-        order += [
-            (
-                -score * weights[each.path],
-                number,
-                place,
-                ("" if len(found) == 1 else each.path, one.fragment.id, one.scored.score),
-            )
-            for place, (one, score) in enumerate(zip(single, best, strict=True))
-        ]
-    assert merged == [entry[3] for entry in sorted(order)][:limit]
+    counted = [await engine.scopes.count_words(each.namespace, each.name, each.scope.query) for each in found]
+    words = (reduce(add, counted),) if len(found) > 1 else ()
+    single = []
+    for each in found:
+        alone = structs.replace(each.scope.query, now_us=NOW_US, words=words)
+        ranked = (await engine.recall(each.namespace, each.name, alone)).recollections
+        single += [(each.path, one.fragment.id, one.scored.score) for one in ranked]
+    assert sorted(merged) == sorted(single)
+    if not suspect:
+        assert merged == sorted(single, key=lambda one: -one[2] * weights[one[0]])
+    led: dict[str, float] = {}  # a later twin has the place of the best of the twins that follow it
+    for one, (path, _, score) in zip(everything.recollections, merged, strict=True):
+        leader = one.later_id or one.fragment.id
+        assert not one.later_id or leader == next(reversed(led)), "an earlier statement follows its later twin"
+        led[leader] = max(led.get(leader, 0.0), score * weights[path])
+    assert list(led.values()) == sorted(led.values(), reverse=True)

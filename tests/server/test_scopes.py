@@ -10,12 +10,16 @@ import grpc
 import grpc.aio
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import memstream
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1 import stream_service_pb2_grpc as stubs
+from memstream.v1.fragment_pb2 import FragmentFilter
 from memstream.v1.scope_pb2 import LabelSelector, RecallScope
 from memstream.values import Observation
+from tests.support.seeds import rounds
 from tests.support.server import ServerProcess
 
 TEXTS = {
@@ -63,12 +67,64 @@ def comparable(answer: pb.RecallOnceResponse) -> bytes:
     return answer.SerializeToString(deterministic=True)
 
 
-async def test_one_scope_is_the_memory_byte_for_byte(stub: Any, names: dict[str, str]) -> None:
+_fields = st.fixed_dictionaries(
+    {"text": st.sampled_from(["tea", "Does Bob like tea with milk?", "bicycle yesterday", "\u8336"])},
+    optional={
+        "limit": st.integers(1, 6),
+        "explain": st.booleans(),
+        "near_misses": st.integers(0, 6),
+        "token_budget": st.integers(1, 60),
+        "min_relevance": st.sampled_from([0.0, 0.2, 0.9]),
+        "omit_working_memory": st.booleans(),
+        "fold": st.booleans(),
+        "filter": st.sampled_from(["s-bob", "none"]).map(lambda each: FragmentFilter(sessions=[each])),
+    },
+)
+
+
+@pytest.mark.drawn
+@settings(max_examples=rounds(60, 6), deadline=None, suppress_health_check=list(HealthCheck))
+@given(fields=_fields, in_scope=st.booleans())
+async def test_one_scope_is_the_memory_byte_for_byte(
+    stub: Any, names: dict[str, str], fields: dict[str, Any], in_scope: bool
+) -> None:
+    """Also on a stream and of a standing query; in_scope: limit and filter are the scope's. Only timings differ."""
     namespace, _, name = names["bob"].partition("/")
-    fields: dict[str, Any] = {"explain": True, "near_misses": 5, "token_budget": 40, "reinforce": False, "now": NOW}
-    alone = pb.RecallOnceRequest(namespace=namespace, memory=name, query=pb.RecallQuery(text="tea", **fields))
-    scoped = query(RecallScope(memory=names["bob"]), **fields)
-    assert comparable(await stub.RecallOnce(scoped)) == comparable(await stub.RecallOnce(alone))
+    given: dict[str, Any] = {"reinforce": False, "now": NOW} | fields
+    own = {each: given[each] for each in ("limit", "filter") if in_scope and each in given}
+    scope = RecallScope(memory=names["bob"], **own)
+    alone = pb.RecallQuery(query_id="1", **given)
+    scoped = pb.RecallQuery(query_id="1", scopes=[scope], **{each: given[each] for each in given.keys() - own.keys()})
+    once = comparable(await stub.RecallOnce(pb.RecallOnceRequest(query=scoped)))
+    assert once == comparable(
+        await stub.RecallOnce(pb.RecallOnceRequest(namespace=namespace, memory=name, query=alone))
+    )
+    answers = []
+    for opening, asked in ((pb.RecallOpen(namespace=namespace, memory=name), alone), (pb.RecallOpen(), scoped)):
+        standing = pb.RecallQuery.FromString(asked.SerializeToString())
+        standing.query_id, standing.subscribe = "2", True
+        standing.ClearField("reinforce")
+        call = stub.Recall()
+        for message in (
+            pb.RecallRequest(open=opening),
+            pb.RecallRequest(query=asked),
+            pb.RecallRequest(query=standing),
+        ):
+            await call.write(message)
+        said: dict[str, list[bytes]] = {"1": [], "2": []}
+        over = 0
+        async for message in messages(call):
+            if message.HasField("done"):
+                message.done.timings.clear()
+                over += 1
+            if query_id := message.done.query_id or message.recollections.query_id:
+                said[query_id].append(message.SerializeToString(deterministic=True))
+            if over == 2:
+                break
+        call.cancel()
+        answers.append(said)
+    assert all(answers[0].values())
+    assert answers[0] == answers[1]
 
 
 async def test_the_order_is_that_of_score_times_weight(stub: Any, names: dict[str, str]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.ma  # np.unique imports it at its first call, and two threads at once end in RecursionError
@@ -19,6 +19,7 @@ _FIRST_ROWS = 8
 BLOCK = 1_024
 """Rows of one block: 1.5 MB of 384-dimensional vectors, copied in about a millisecond."""
 Scalar = TypeVar("Scalar", bound=np.generic)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -208,3 +209,12 @@ class Blocks(Generic[Scalar]):
             first, end = np.searchsorted(slots, [before, before + len(view)])
             self.extend(view[slots[first:end] - before])
             before += len(view)
+
+
+def finish(parts: Generator[None, None, Result]) -> Result:
+    """The result of a generator that pauses, without a pause."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            return cast("Result", end.value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.columns import Codes, Columns, Mask, Slots
-from memstream_server.core.metadata import Condition, holds_in
+from memstream_server.core.metadata import Condition, Tested, holds_in
 from memstream_server.core.policy import Truth
 from memstream_server.core.speakers import fold_name
 from memstream_server.core.values import Fragment, FragmentKind, Tier, TruthStatus
@@ -68,22 +68,38 @@ def visible(columns: Columns, now_us: int, ttl_s: int = 0) -> Mask:
     return columns.alive & columns.is_unexpired(now_us, ttl_s)
 
 
-def mask(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0) -> Mask:
-    """Slots that are visible at `now_us` and match the filter, bool[n]."""
-    return _narrow(visible(columns, now_us, ttl_s), columns, chosen)
+TestedConditions = Mapping[int, Tested]
+"""By the identity of each condition of metadata in a filter."""
 
 
-def _select_slots(columns: Columns, chosen: Filter) -> Mask:
-    return _narrow(np.ones(len(columns), np.bool_), columns, chosen)
+def search_metadata(columns: Columns, chosen: Filter) -> Generator[None, None, TestedConditions]:
+    """Test the metadata of all slots: of a large memory it takes many milliseconds. `mask` then tests only what has
+    changed. Pauses, in which the columns may change."""
+    found: dict[int, Tested] = {}
+    for condition in chosen.metadata:
+        found[id(condition)] = yield from columns.metadata.test(condition)
+    for each in (*chosen.all_of, *chosen.any_of, *chosen.none_of):
+        found |= yield from search_metadata(columns, each)
+    return found
 
 
-def _narrow(passed: Mask, columns: Columns, chosen: Filter) -> Mask:
+def mask(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0, tested: TestedConditions | None = None) -> Mask:
+    """Slots that are visible at `now_us` and match the filter, bool[n]. tested: an earlier result of `search_metadata`
+    for this filter."""
+    return _narrow(visible(columns, now_us, ttl_s), columns, chosen, tested or {})
+
+
+def _select_slots(columns: Columns, chosen: Filter, tested: TestedConditions) -> Mask:
+    return _narrow(np.ones(len(columns), np.bool_), columns, chosen, tested)
+
+
+def _narrow(passed: Mask, columns: Columns, chosen: Filter, tested: TestedConditions) -> Mask:
     """Clear the slots that do not match the filter."""
     if chosen.sessions:
-        passed &= np.isin(columns.session, columns.sessions.find_codes(chosen.sessions))
+        passed &= _is_among(columns.session, columns.sessions.find_codes(chosen.sessions), columns.sessions)
     if chosen.speakers:
         codes = [code for name in chosen.speakers for code in columns.speakers.find_spellings(name)]
-        passed &= np.isin(columns.speaker, codes)
+        passed &= _is_among(columns.speaker, codes, columns.speakers)
     if chosen.kinds:
         passed &= columns.kind_is(chosen.kinds)
     if chosen.tiers:
@@ -97,20 +113,27 @@ def _narrow(passed: Mask, columns: Columns, chosen: Filter) -> Mask:
     if chosen.external_id_prefixes:
         passed &= columns.external_id_begins(chosen.external_id_prefixes)
     for condition in chosen.metadata:
-        passed &= columns.metadata.select(condition)
+        passed &= columns.metadata.select(condition, tested.get(id(condition)))
     if chosen.excluded:
         passed[columns.slots(chosen.excluded)] = False
-    _narrow_by_inner(passed, columns, chosen)
+    _narrow_by_inner(passed, columns, chosen, tested)
     return passed
 
 
-def _narrow_by_inner(passed: Mask, columns: Columns, chosen: Filter) -> None:
+def _is_among(values: npt.NDArray[np.int32], codes: Sequence[int], all_codes: Codes) -> Mask:
+    """As np.isin, which sorts: a tenth of the time."""
+    chosen = np.zeros(len(all_codes.names), np.bool_)
+    chosen[list(codes)] = True
+    return chosen[values]
+
+
+def _narrow_by_inner(passed: Mask, columns: Columns, chosen: Filter, tested: TestedConditions) -> None:
     for each in chosen.all_of:
-        passed &= _select_slots(columns, each)
+        passed &= _select_slots(columns, each, tested)
     if chosen.any_of:
-        passed &= np.logical_or.reduce([_select_slots(columns, each) for each in chosen.any_of])
+        passed &= np.logical_or.reduce([_select_slots(columns, each, tested) for each in chosen.any_of])
     for each in chosen.none_of:
-        passed &= ~_select_slots(columns, each)
+        passed &= ~_select_slots(columns, each, tested)
 
 
 def find_unmatched(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0) -> tuple[Unmatched, ...]:
@@ -122,9 +145,7 @@ def find_unmatched(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0
     sessions = set(np.unique(columns.session[seen]).tolist()) if chosen.sessions else set()
     nobody = (each for each in chosen.speakers if speakers.isdisjoint(columns.speakers.find_spellings(each)))
     unknown = (each for each in chosen.sessions if sessions.isdisjoint(columns.sessions.find_codes([each])))
-    absent = (
-        key for key in chosen.named_keys if not (columns.metadata.select(Condition(key, exists=True)) & seen).any()
-    )
+    absent = (key for key in chosen.named_keys if not columns.metadata.has_key(key, seen))
     return (
         *(Unmatched("speakers", each) for each in nobody),
         *(Unmatched("sessions", each) for each in unknown),
@@ -157,29 +178,46 @@ def _drop_outside(passed: Mask, times_us: npt.NDArray[np.int64], from_us: int | 
         passed &= times_us < until_us
 
 
+def make_test(chosen: Filter) -> Callable[[Fragment], bool]:
+    """A function that says whether a fragment, also one outside RAM, matches the filter, visible or not."""
+    sessions, excluded = frozenset(chosen.sessions), frozenset(chosen.excluded)
+    speakers = frozenset(map(fold_name, chosen.speakers))
+    all_of, any_of, none_of = (
+        [make_test(each) for each in inner] for inner in (chosen.all_of, chosen.any_of, chosen.none_of)
+    )
+
+    def has_attributes(fragment: Fragment) -> bool:
+        tests = (
+            not sessions or fragment.session in sessions,
+            not speakers or fold_name(fragment.speaker) in speakers,
+            not chosen.kinds or fragment.kind in chosen.kinds,
+            not chosen.tiers or fragment.tier in chosen.tiers,
+            chosen.importance_min is None or fragment.importance >= chosen.importance_min,
+            chosen.importance_max is None or fragment.importance <= chosen.importance_max,
+            chosen.observe_from_us is None or fragment.observe_time_us >= chosen.observe_from_us,
+            chosen.observe_until_us is None or fragment.observe_time_us < chosen.observe_until_us,
+            chosen.create_from_us is None or fragment.create_time_us >= chosen.create_from_us,
+            chosen.create_until_us is None or fragment.create_time_us < chosen.create_until_us,
+            fragment.id not in excluded,
+            not chosen.external_id_prefixes or fragment.external_id.startswith(chosen.external_id_prefixes),
+        )
+        return all(tests)
+
+    def test(fragment: Fragment) -> bool:
+        return (
+            has_attributes(fragment)
+            and all(holds_in(fragment.metadata, each) for each in chosen.metadata)
+            and all(each(fragment) for each in all_of)
+            and (not any_of or any(each(fragment) for each in any_of))
+            and not any(each(fragment) for each in none_of)
+        )
+
+    return test
+
+
 def passes(fragment: Fragment, chosen: Filter) -> bool:
-    """Whether a fragment matches the filter; for fragments outside RAM. Does not check visibility."""
-    tests = (
-        not chosen.sessions or fragment.session in chosen.sessions,
-        not chosen.speakers or fold_name(fragment.speaker) in map(fold_name, chosen.speakers),
-        not chosen.kinds or fragment.kind in chosen.kinds,
-        not chosen.tiers or fragment.tier in chosen.tiers,
-        chosen.importance_min is None or fragment.importance >= chosen.importance_min,
-        chosen.importance_max is None or fragment.importance <= chosen.importance_max,
-        chosen.observe_from_us is None or fragment.observe_time_us >= chosen.observe_from_us,
-        chosen.observe_until_us is None or fragment.observe_time_us < chosen.observe_until_us,
-        chosen.create_from_us is None or fragment.create_time_us >= chosen.create_from_us,
-        chosen.create_until_us is None or fragment.create_time_us < chosen.create_until_us,
-        fragment.id not in chosen.excluded,
-        not chosen.external_id_prefixes or fragment.external_id.startswith(chosen.external_id_prefixes),
-    )
-    return (
-        all(tests)
-        and all(holds_in(fragment.metadata, each) for each in chosen.metadata)
-        and all(passes(fragment, each) for each in chosen.all_of)
-        and (not chosen.any_of or any(passes(fragment, each) for each in chosen.any_of))
-        and not any(passes(fragment, each) for each in chosen.none_of)
-    )
+    """Whether a fragment matches the filter, as `make_test`, which is for many."""
+    return make_test(chosen)(fragment)
 
 
 ID_END_MIN = 6
@@ -206,7 +244,7 @@ class Listing:
     chosen: Filter = EVERYTHING
     truth: Truth = Truth.ALL
     text: str = ""
-    """See `Listing.has`."""
+    """See `has_text`."""
     forgotten: bool = False
     order: Order = Order.RECEIPT
     descending: bool = False
@@ -216,10 +254,20 @@ class Listing:
         """Whether the list is in ascending order of receipt, as the journal has it."""
         return self.order is Order.RECEIPT and not self.descending
 
+    def make_test(self) -> Callable[[Fragment, int], bool]:
+        """A function that says whether the list has a fragment at a time in µs. Does not check whether it is forgotten
+        or expired."""
+        matches = make_test(self.chosen)
+
+        def test(fragment: Fragment, now_us: int) -> bool:
+            current = self.truth is Truth.ALL or fragment.status_at(now_us) is TruthStatus.CURRENT
+            return current and self.has_text(fragment) and matches(fragment)
+
+        return test
+
     def has(self, fragment: Fragment, now_us: int) -> bool:
-        """Whether the list has this fragment. Does not check whether it is forgotten or expired."""
-        current = self.truth is Truth.ALL or fragment.status_at(now_us) is TruthStatus.CURRENT
-        return current and self.has_text(fragment) and passes(fragment, self.chosen)
+        """Whether the list has this fragment, as `make_test`, which is for many."""
+        return self.make_test()(fragment, now_us)
 
     def has_text(self, fragment: Fragment) -> bool:
         """Whether its content contains the text without regard to case, or it is its external_id or the end of its

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from array import array
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from memstream_server.core.arrays import finish
 from memstream_server.core.values import Metadata, MetadataValue
 
 Mask = npt.NDArray[np.bool_]
@@ -22,6 +23,8 @@ ABSENT: Any = object()
 """In place of a value where there is none: null is a value."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_CHARACTERS_MAX = 40
+_TESTED_AT_ONCE = 128
+"""Values tested between two pauses, a fifth of a millisecond."""
 _COMPARES: tuple[tuple[str, Callable[[Any, Any], bool]], ...] = (
     ("at_least", operator.ge),
     ("above", operator.gt),
@@ -114,6 +117,17 @@ def read_time_us(text: str) -> int | None:
     return (aware - _EPOCH) // timedelta(microseconds=1)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Tested:
+    """What a condition selected at one moment."""
+
+    index: MetadataIndex
+    mask: Mask
+    writes: int
+    """How many changes the index had then."""
+    renumbered: int
+
+
 class MetadataIndex:
     """The metadata of all slots, and the slots of each value. Mutable, with a single owner."""
 
@@ -121,8 +135,10 @@ class MetadataIndex:
         self._metadata: list[Metadata] = []
         self._slots: dict[str, dict[Hashable, tuple[MetadataValue, array[int]]]] = {}
         """By key and frozen value: (the value, slots that had it when they were written last or before)."""
-        self._rewritten: set[int] = set()
-        """Slots whose entries may be outdated."""
+        self._rewritten: dict[int, int] = {}
+        """Slots whose entries may be outdated: how many changes there were after their last one, ascending."""
+        self._writes = 0
+        self._renumbered = 0
 
     def __len__(self) -> int:
         return len(self._metadata)
@@ -138,7 +154,9 @@ class MetadataIndex:
         """Replace the metadata of a slot."""
         if _type_pairs(metadata) != _type_pairs(self._metadata[slot]):
             self._metadata[slot] = metadata
-            self._rewritten.add(slot)
+            self._writes += 1
+            self._rewritten.pop(slot, None)
+            self._rewritten[slot] = self._writes
 
     def remove(self, slot: int) -> None:
         """Drop the metadata of a slot, which stays allocated."""
@@ -149,20 +167,52 @@ class MetadataIndex:
         kept, self._metadata = [self._metadata[slot] for slot in slots], []
         self._slots.clear()
         self._rewritten.clear()
+        self._renumbered += 1
         self.extend(kept)
 
-    def select(self, condition: Condition) -> Mask:
-        """Slots whose metadata pass, bool[n]."""
+    def test(self, condition: Condition) -> Generator[None, None, Tested]:
+        """What `select` needs to select at any later time without testing everything. Pauses between its steps, in
+        which the index may change."""
+        count, writes, renumbered = len(self._metadata), self._writes, self._renumbered
         without = condition.holds(ABSENT)
-        mask = np.full(len(self._metadata), without, np.bool_)
-        found = array("q")
-        for value, slots in self._find_values(condition):
-            if condition.holds(value) is not without:
-                found += slots
-        mask[np.frombuffer(found, np.int64)] = not without
-        for slot in self._rewritten:
+        mask = np.full(count, without, np.bool_)
+        values = self._find_values(condition)
+        for start in range(0, len(values), _TESTED_AT_ONCE):
+            found = array("q")
+            for value, slots in values[start : start + _TESTED_AT_ONCE]:
+                if condition.holds(value) is not without:
+                    found += slots
+            passed = np.frombuffer(found, np.int64)
+            mask[passed[passed < count]] = not without
+            yield
+        for place, slot in enumerate(list(self._rewritten)):
+            if slot < count and self._renumbered == renumbered:
+                mask[slot] = holds_in(self._metadata[slot], condition)
+            if place % _TESTED_AT_ONCE == 0:
+                yield
+        return Tested(self, mask, writes, renumbered)
+
+    def select(self, condition: Condition, tested: Tested | None = None) -> Mask:
+        """Slots whose metadata pass, bool[n]. tested: an earlier result, of which only what has changed is tested."""
+        if tested is None or tested.index is not self or tested.renumbered != self._renumbered:
+            tested = finish(self.test(condition))
+        count = len(tested.mask)
+        mask = np.concatenate([tested.mask, np.zeros(len(self._metadata) - count, np.bool_)])
+        for slot in range(count, len(self._metadata)):
+            mask[slot] = holds_in(self._metadata[slot], condition)
+        for slot, number in reversed(self._rewritten.items()):
+            if number <= tested.writes:
+                break
             mask[slot] = holds_in(self._metadata[slot], condition)
         return mask
+
+    def has_key(self, key: str, among: Mask) -> bool:
+        """Whether one of the slots in `among`, bool[n], has a value under the key."""
+        for _, slots in self._slots.get(key, {}).values():
+            for slot in slots:
+                if among[slot] and any(each == key for each, _ in self._metadata[slot]):
+                    return True
+        return any(among[slot] and any(each == key for each, _ in self._metadata[slot]) for slot in self._rewritten)
 
     def _find_values(self, condition: Condition) -> list[tuple[MetadataValue, array[int]]]:
         """The values under the key that may pass, or may fail where a missing one passes."""

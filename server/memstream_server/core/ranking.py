@@ -39,7 +39,7 @@ import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 
@@ -153,15 +153,6 @@ class Ranking:
 Rankings = Generator[None, None, Ranking]
 """A ranking with pauses."""
 T = TypeVar("T")
-
-
-def finish(parts: Generator[None, None, T]) -> T:
-    """The result of a generator that pauses, without a pause."""
-    while True:
-        try:
-            next(parts)
-        except StopIteration as end:
-            return cast("T", end.value)
 
 
 def add_timely(

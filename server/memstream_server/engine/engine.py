@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -45,10 +47,10 @@ from memstream_server.engine.operations.runner import OperationRunner
 from memstream_server.engine.operations.transfer.transfers import Transfers
 from memstream_server.engine.recall.open_queries import OpenQueries, OpenQuery
 from memstream_server.engine.recall.past import Past
-from memstream_server.engine.recall.recall import Recaller
+from memstream_server.engine.recall.recall import Recaller, Shared
 from memstream_server.engine.recall.recall_receipts import RecallReceipts
 from memstream_server.engine.recall.reinforcement import Reinforcement
-from memstream_server.engine.recall.scopes import SeveralMemories, Together
+from memstream_server.engine.recall.scopes import SeveralMemories
 from memstream_server.engine.recall.standing_query import StandingQuery, as_standing
 from memstream_server.engine.recall.watch import Watchers
 from memstream_server.engine.requests import (
@@ -72,8 +74,9 @@ from memstream_server.ports.journal.writing import Commit
 from memstream_server.ports.models import EmbeddingModel, ModelState, Spent
 
 if TYPE_CHECKING:
-    from memstream_server.core.values import State, Vector
+    from memstream_server.core.values import State
     from memstream_server.engine.memory.actor import Actor
+    from memstream_server.engine.recall.answers import Part
     from memstream_server.engine.runtime.dependencies import EngineParts
 
 log = structlog.get_logger(__name__)
@@ -147,7 +150,7 @@ class Engine:
             self._reinforcement,
             self.open_queries,
             self._watchers,
-            self.recall,
+            self.rank,
         )
         self.reflecting = Reflecting(self.operations, self._jobs, self._registry, storage, models, runtime)
         self._batch_calls = BatchCalls(storage, runtime, self._ask_index)
@@ -347,28 +350,25 @@ class Engine:
         async with self._registry.use(namespace, name) as actor:
             return await self._batch_calls.observe_batch(actor, batch)
 
-    async def recall(self, namespace: str, name: str, query: Query, together: Together | None = None) -> RecallAnswer:
+    async def recall(self, namespace: str, name: str, query: Query) -> RecallAnswer:
         """Answer one query; cancellable. Afterwards the recalled fragments are offered to short-term, unless the query
-        is of the past. `together`: of a recall over several memories, which reinforces itself."""
-        vectors = None if together is None else together.vectors
-        if query.as_of is not None:
-            return await self._recall_past(namespace, name, query, query.as_of, vectors)
-        async with self._registry.use(namespace, name) as actor:
-            if query.receipt:
-                answer = await self.recall_receipts.recall_and_keep(
-                    actor, query, lambda: self._recall_current(actor, query, vectors)
-                )
-            else:
-                answer = await self._recall_current(actor, query, vectors)
-            if together is None:
-                self._reinforcement.queue_answer(actor, query, answer)
-            else:
-                together.actors.append(actor)
-            return answer
+        is of the past."""
+        part = await self.rank(namespace, name, query)
+        answer = await self._recaller.complete([part], query)
+        if part.actor is not None:
+            self._reinforcement.queue_answer(part.actor, query, answer)
+        return answer
 
-    async def _recall_past(
-        self, namespace: str, name: str, query: Query, as_of: AsOf, vectors: dict[str, Vector] | None
-    ) -> RecallAnswer:
+    async def rank(self, namespace: str, name: str, query: Query, shared: Shared | None = None) -> Part:
+        """What a memory says to a query, and the receipt of it that the query asks for."""
+        if query.as_of is not None:
+            return await self._rank_past(namespace, name, query, query.as_of, shared)
+        async with self._registry.use(namespace, name) as actor:
+            rank = partial(self._rank_current, actor, query, shared)
+            part = await (self.recall_receipts.rank_and_keep(actor, query, rank) if query.receipt else rank())
+            return dataclasses.replace(part, actor=actor)
+
+    async def _rank_past(self, namespace: str, name: str, query: Query, as_of: AsOf, shared: Shared | None) -> Part:
         """Rank the memory as it was; nothing is reinforced."""
         try:
             async with self.past.limit_loads():
@@ -378,12 +378,13 @@ class Engine:
                     now_us=past.time_us if query.now_us is None else query.now_us,
                     expiry_us=past.time_us,
                 )
-                answer = await self._recaller.recall(past, query, vectors)
+                part = await self._recaller.rank(past, query, shared)
         except JournalError as error:
             raise JournalUnavailable(NOT_READ, retry_after_s=0.5) from error
         gone = f"{len(past.missing)} fragments of that revision have left the memory since" if past.missing else ""
-        degraded = "; ".join(filter(None, (answer.degraded, gone)))
-        return replace(answer, degraded=degraded, as_of_revision=answer.revision)
+        degraded = "; ".join(filter(None, (part.answer.degraded, gone)))
+        answer = replace(part.answer, degraded=degraded, as_of_revision=part.answer.revision)
+        return dataclasses.replace(part, answer=answer)
 
     async def follow_query(
         self,
@@ -409,7 +410,8 @@ class Engine:
                     if actor.uid != record.uid:
                         raise MemoryDeleted(f"memory {namespace}/{name} was deleted, and another memory has its name")
                     standing.watch([actor.working.record])
-                    change = standing.next_change(await self._recall_current(actor, query, standing.vectors))
+                    part = await self._rank_current(actor, query, Shared(standing.vectors))
+                    change = standing.next_change(await self._recaller.complete([part], query))
                     if change is not None:
                         self._reinforcement.queue_answer(actor, query, change.answer)
                 if change is not None:
@@ -419,16 +421,14 @@ class Engine:
                 await standing.wait_until_due()
                 await again()
 
-    async def _recall_current(
-        self, actor: Actor, query: Query, vectors: dict[str, Vector] | None = None
-    ) -> RecallAnswer:
+    async def _rank_current(self, actor: Actor, query: Query, shared: Shared | None) -> Part:
         self._check_current(actor)
         try:
-            answer = await self._recaller.recall(actor, query, vectors)
+            part = await self._recaller.rank(actor, query, shared)
         except JournalError as error:
             raise JournalUnavailable(NOT_READ, retry_after_s=0.5) from error
         self._check_current(actor)
-        return answer
+        return part
 
     def _check_current(self, actor: Actor) -> None:
         actor.raise_if_failed()

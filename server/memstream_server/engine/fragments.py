@@ -21,6 +21,7 @@ from memstream_server.core.filters import (
     fold_names,
     mask,
     order_slots,
+    search_metadata,
     visible,
 )
 from memstream_server.core.session_summaries import SessionQuery, SessionSummary, summarize_sessions
@@ -36,6 +37,7 @@ from memstream_server.engine.memory.receipts import fragment_of
 from memstream_server.engine.memory.superseding import raise_if_refused
 from memstream_server.engine.quotas import check_bytes
 from memstream_server.engine.requests import Changed, NewObservation, Once, Put, fragment_etag
+from memstream_server.engine.runtime.turns import pause_if_due, run_in_slices
 from memstream_server.ports.conversation_records import JointWrites
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import MemoryRecord, Recorded, Version
@@ -136,7 +138,7 @@ class Fragments:
         if not listing.is_plain:
             return await self._list_ordered(namespace, name, listing, after, limit)
         record, chosen, forgotten = await self._registry.read_record(namespace, name), listing.chosen, listing.forgotten
-        found: list[Fragment] = []
+        found, has = list[Fragment](), listing.make_test()
         while True:
             query = FragmentQuery(
                 tiers=chosen.tiers,
@@ -151,7 +153,8 @@ class Fragments:
             now_us = self._runtime.clock.now_us()
             # A list of forgotten fragments includes expired ones: they wait to be erased.
             for fragment in page if forgotten else lifecycle.drop_expired(page, record, now_us):
-                if listing.has(fragment, now_us):
+                await pause_if_due()
+                if has(fragment, now_us):
                     found.append(fragment)
                     if len(found) > limit:
                         return found[:limit], found[limit - 1].position, record.revision, record.uid
@@ -204,16 +207,18 @@ class Fragments:
         """A page in the order of an attribute, computed from the memory in RAM as it is at this call."""
         async with self._registry.use(namespace, name) as actor:
             working, now_us = actor.working, self._runtime.clock.now_us()
+            tested = await run_in_slices(search_metadata(working.columns, listing.chosen))
             actor.raise_if_failed()
             self._registry.ownership.check_lease()
             columns, record = working.columns, working.record
-            seen = mask(columns, listing.chosen, now_us, record.policy.retention.ttl_s)
+            seen = mask(columns, listing.chosen, now_us, record.policy.retention.ttl_s, tested)
             ids = [columns.ids[slot] for slot in order_slots(columns, seen, listing.order, listing.descending)]
-        found: list[Fragment] = []
+        found, has = list[Fragment](), listing.make_test()
         for start in range(after + 1, len(ids), PAGE):
             read = {one.id: one for one in await self._read_unexpired(record, ids[start : start + PAGE])}
             for place, id in enumerate(ids[start : start + PAGE], start):
-                if id in read and listing.has(read[id], now_us):
+                await pause_if_due()
+                if id in read and has(read[id], now_us):
                     if len(found) == limit:
                         return found, place - 1, record.revision, record.uid
                     found.append(read[id])

@@ -18,7 +18,7 @@ from memstream_server.core import lifecycle as core
 from memstream_server.core.columns import GONE
 from memstream_server.core.departures import restore_as_current
 from memstream_server.core.events import EventType, Reason
-from memstream_server.core.filters import Filter, passes
+from memstream_server.core.filters import Filter, make_test
 from memstream_server.core.retention import is_expired
 from memstream_server.core.supersession import SupersessionCycle, find_ends, supersede_fragments
 from memstream_server.core.transition import Transition
@@ -37,6 +37,7 @@ from memstream_server.engine.memory.enrich import EnrichedFragment, compares_con
 from memstream_server.engine.memory.superseding import cycle_error, unknown_error
 from memstream_server.engine.recall.reinforcement import unpack_vector
 from memstream_server.engine.requests import Changed, Once, fragment_etag
+from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import MemoryRecord, Version
 from memstream_server.ports.models import ModelRefused, ModelUnavailable
@@ -250,7 +251,7 @@ async def clear(actor: Actor, tiers: Sequence[Tier], storage: Storage, once: Onc
 
 async def list_matching(uid: str, chosen: Filter, forgotten: bool, storage: Storage) -> list[str]:
     """Ids of the fragments that pass the filter, in order of receipt; `forgotten` selects among the forgotten ones."""
-    found: list[str] = []
+    found, matches = list[str](), make_test(chosen)
     query = FragmentQuery(
         tiers=chosen.tiers,
         sessions=chosen.sessions,
@@ -261,7 +262,10 @@ async def list_matching(uid: str, chosen: Filter, forgotten: bool, storage: Stor
     )
     while True:
         page = await storage.journal.list_fragments(uid, query)
-        found += [fragment.id for fragment in page if passes(fragment, chosen)]
+        for fragment in page:
+            await pause_if_due()
+            if matches(fragment):
+                found.append(fragment.id)
         if len(page) < PAGE:
             return found
         query = replace(query, after=page[-1].position)

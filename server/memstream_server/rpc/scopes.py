@@ -8,6 +8,7 @@ Rule 3. Other servers are asked in the caller's name, by calls with one memory, 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,8 @@ from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.fragment_pb2 import FragmentFilter
 from memstream_server.core.lexical import WordStatistics
 from memstream_server.engine.errors import EngineError
-from memstream_server.engine.recall.scopes import Asked, Together
+from memstream_server.engine.recall.recall import Shared
+from memstream_server.engine.recall.scopes import Asked
 from memstream_server.engine.requests import Query, RecallAnswer, Scope
 from memstream_server.engine.runtime.call_context import PRINCIPAL
 from memstream_server.ports.journal.records import Labels
@@ -142,7 +144,7 @@ class ScopedQuery:
         return replace(asked, scope=replace(asked.scope, query=quiet))
 
     async def recall(
-        self, asked: Sequence[Asked], time_s: float | None, together: Together | None = None, **changes: Any
+        self, asked: Sequence[Asked], time_s: float | None, shared: Shared | None = None, **changes: Any
     ) -> RecallAnswer:
         """The answer, within `time_s`; changes: fields of the queries. Raises EngineError."""
         if time_s is not None:
@@ -152,15 +154,16 @@ class ScopedQuery:
             replace(each, scope=replace(each.scope, query=structs.replace(each.scope.query, **changes)))
             for each in asked
         ]
-        return await self._engine.scopes.recall(changed, whole, self, self._partial, self._alone, together)
+        return await self._engine.scopes.recall(changed, whole, self, self._partial, self._alone, shared)
 
     # ---- Wire
-    async def find_other(self, namespace: str, name: str) -> _Other | None:
-        """The server that owns a memory; None: this one."""
-        owner = None if self._forwarding is None else await self._forwarding.find_owner(namespace, name)
-        if owner is None or self._forwarding is None:
-            return None
-        return _Other(self._forwarding, owner, self._context, self._session)
+    async def find_others(self, asked: Sequence[Asked]) -> Sequence[_Other | None]:
+        """The server that owns each memory; None: this one."""
+        forwarding = self._forwarding
+        if forwarding is None:
+            return [None] * len(asked)
+        owners = await asyncio.gather(*[forwarding.find_owner(each.namespace, each.name) for each in asked])
+        return [None if owner is None else _Other(forwarding, owner, self._context, self._session) for owner in owners]
 
     def add_words(self, message: bytes, words: Sequence[WordStatistics]) -> bytes:
         """See Wire."""

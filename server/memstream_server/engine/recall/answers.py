@@ -1,29 +1,82 @@
-"""Builds the answer of a recall from its ranking and the fragments, within the budget of tokens."""
+"""Makes one answer of what memories rank: merged, reranked, the later one of twins first, within limits and budget.
+
+Rule 1. Recollections are in the order of score times weight of the scope; those of each memory are in its own order.
+Rule 2. Of twins only those of one memory are compared, among the best of the whole answer.
+Rule 3. The answer of one memory takes the same steps, and is the memory's own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import merge
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from memstream_server.core.budget import Item, fit
-from memstream_server.core.filters import EVERYTHING, passes
+from memstream_server.core.filters import EVERYTHING, Unmatched, find_unmatched, passes
 from memstream_server.core.policy import Truth
 from memstream_server.core.ranking import NearMiss, Stage
 from memstream_server.core.retention import is_expired
-from memstream_server.core.suspicions import KnownPairs
-from memstream_server.core.twins import put_later_first
-from memstream_server.core.values import Fragment, TruthStatus
-from memstream_server.engine.memory.related import read_words
+from memstream_server.core.scores import Scored
+from memstream_server.core.twins import AMONG, Words, put_later_first
+from memstream_server.core.values import Fragment, MemoryKind, TruthStatus
+from memstream_server.engine.errors import EngineError
 from memstream_server.engine.recall.rank_memory import Found, truth_of
-from memstream_server.engine.recall.reranking import Ranked
-from memstream_server.engine.requests import ChainLink, Query, RecallAnswer, Recollection
+from memstream_server.engine.requests import ChainLink, MemoryAnswer, Query, RecallAnswer, Recollection
 
 if TYPE_CHECKING:
+    from memstream_server.engine.memory.actor import Actor
     from memstream_server.engine.memory.working_set import WorkingSet
-    from memstream_server.ports.models import Analyzer
+
+NOTHING = RecallAnswer(0, (), (), (), 0, 0, 0.0, "", (), {}, 0, "")
+"""An answer without anything."""
+Ranked = list[tuple[int, Recollection]]
+"""Recollections, best first, each with the number of the memory that holds it."""
+_MERGED_AT_ONCE = 256
+"""Recollections between two pauses, a fifth of a millisecond."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Twins:
+    """What decides which recollections of a memory are twins."""
+
+    words_of: Callable[[Fragment], Words]
+    are_apart: Callable[[str, str], bool]
+    """Whether two ids are no twins by decision."""
+    last_us: Mapping[str, int]
+    """When the same words were said last, by the id of a recollection into which others are folded."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What one memory ranks for an answer, or why it ranks nothing."""
+
+    answer: RecallAnswer
+    """Its recollections are all that may be in the answer."""
+    short_term: Sequence[Fragment]
+    memory: str = ""
+    """"namespace/name" in an answer of several."""
+    weight: float = 1.0
+    limit: int | None = None
+    """The most of its recollections in the answer; None: all, and no reranker or twins rearrange them."""
+    beta: float = 0.0
+    """Weight of the reranker; 0: it has no say."""
+    twins: Twins | None = None
+    """None: their order is not changed."""
+    actor: Actor | None = None
+    """Counts accesses; None: another process does, or nobody."""
+    own: RecallAnswer | None = None
+    """The answer of the memory alone, of which a receipt was kept."""
+    error: EngineError | None = None
+
+    @property
+    def degraded(self) -> str:
+        """What the answer lacks."""
+        return self.answer.degraded if self.error is None else self.error.message
 
 
 def with_truth(answer: RecallAnswer, working: WorkingSet, now_us: int) -> RecallAnswer:
@@ -67,78 +120,200 @@ def list_working_memory(working: WorkingSet, query: Query, now_us: int) -> list[
     ]
 
 
-def arrange_twins(
-    working: WorkingSet, ranked: Ranked, folded: Mapping[str, Sequence[str]], analyzer: Analyzer
-) -> tuple[Ranked, Mapping[str, str]]:
-    """The results with the later one of twins first, and the id of the latest twin by that of an earlier one."""
-    found = [fragment for _, fragment in ranked]
-    scores = [scored.score for scored, _ in ranked]
+def merge_rankings(parts: Sequence[Part]) -> Generator[None, None, Ranked]:
+    """All recollections, best first; of a fragment that several memories hold, the first. Pauses between its steps."""
+    runs: list[list[tuple[float, int, int, Recollection]]] = []
+    for number, part in enumerate(parts):
+        found = part.answer.recollections
+        # A recollection goes before its own next one even with a smaller score: it takes the place of the greater.
+        best = [*accumulate((one.scored.score for one in reversed(found)), max)][::-1]
+        runs.append([(-score * part.weight, number, place, found[place]) for place, score in enumerate(best)])
+        yield
+    seen: dict[str, tuple[int, Recollection]] = {}
+    for count, (_, number, _, one) in enumerate(merge(*runs)):
+        seen.setdefault(one.fragment.id, (number, one))
+        if count % _MERGED_AT_ONCE == 0:
+            yield
+    return list(seen.values())
+
+
+def with_scores(part: Part, scores: Mapping[str, Scored], formula: str) -> Part:
+    """The part with the reranker's scores: these by score, then newest, the others behind them."""
+    found = part.answer.recollections
+    again = [structs.replace(one, scored=scores[one.scored.id]) for one in found if one.scored.id in scores]
+    if not again:
+        return part
+    again.sort(key=lambda one: (-one.scored.score, -one.scored.slot))
+    rest = [one for one in found if one.scored.id not in scores]
+    return replace(part, answer=structs.replace(part.answer, recollections=(*again, *rest), formula=formula))
+
+
+def arrange_twins(parts: Sequence[Part], ranked: Ranked) -> Ranked:
+    """The recollections with the later one of twins first; an earlier one names it."""
+    best = ranked[:AMONG]
+    twins = {one.fragment.id: (number, parts[number].twins) for number, one in best}
+    if not any(known for _, known in twins.values()):
+        return ranked
 
     def last_observed(one: Fragment) -> tuple[int, int]:
         time_us, position = one.last_observed
-        if one.id in folded:  # the same words
-            times_us = working.columns.last_us[working.columns.slots(folded[one.id])]
-            time_us = max(time_us, int(times_us.max(initial=time_us)))
-        return time_us, position
+        _, known = twins[one.id]
+        return time_us if known is None else max(time_us, known.last_us.get(one.id, time_us)), position
 
-    order, later = put_later_first(
-        found,
-        scores,
-        last_observed,
-        read_words(working.record, analyzer, working.words),
-        working.suspicions.are_apart,
+    def words_of(one: Fragment) -> Words:
+        _, known = twins[one.id]
+        return frozenset() if known is None else known.words_of(one)
+
+    def are_apart(one: str, other: str) -> bool:
+        number, known = twins[one]
+        return number != twins[other][0] or known is None or known.are_apart(one, other)
+
+    found = [one.fragment for _, one in best]
+    scores = [one.scored.score for _, one in best]
+    order, later = put_later_first(found, scores, last_observed, words_of, are_apart)
+    for place, last in later.items():
+        number, one = best[place]
+        best[place] = number, structs.replace(one, later_id=found[last].id)
+    return [*[best[place] for place in order], *ranked[AMONG:]]
+
+
+def complete_answer(parts: Sequence[Part], ranked: Ranked, query: Query, limit: int | None) -> RecallAnswer:
+    """The answer: what of the ranking is within the limits and the budget of tokens, and what the memories say of it.
+
+    limit: of several memories together; None: the only one's.
+    """
+    shown: list[Recollection] = []
+    missed: list[NearMiss] = []
+    counts = [0] * len(parts)
+    for number, one in ranked:
+        part = parts[number]
+        if (limit is None or len(shown) < limit) and (part.limit is None or counts[number] < part.limit):
+            counts[number] += 1
+            shown.append(structs.replace(one, memory=part.memory) if part.memory else one)
+        elif len(missed) < query.near_misses:
+            missed.append(NearMiss(one.scored, Stage.LIMIT, memory=part.memory))
+    several = limit is not None
+    others = [replace(miss, memory=part.memory) for part in parts for miss in part.answer.near_misses]
+    if several:
+        others.sort(key=lambda miss: -miss.scored.score)
+    held: dict[str, Fragment] = {}
+    for part in parts:
+        for fragment in part.short_term:
+            held.setdefault(fragment.id, fragment)
+    short_term = list(held.values())
+    kept = _list_shown(shown)
+    answer = structs.replace(
+        _sum_up(parts) if several else parts[0].answer,
+        recollections=tuple(shown),
+        working_ids=tuple([one.id for one in short_term]),
+        working=tuple([one for one in short_term if one.id not in kept]),
+        near_misses=tuple((missed + others)[: query.near_misses]),
     )
-    return [ranked[place] for place in order], {found[place].id: found[last].id for place, last in later.items()}
+    if query.token_budget > 0:
+        answer = fit_answer(answer, short_term, query)
+    return structs.replace(answer, memories=tuple(_describe_parts(parts, answer))) if several else answer
+
+
+def _sum_up(parts: Sequence[Part]) -> RecallAnswer:
+    """What several memories say together, without recollections."""
+    answers = [part.answer for part in parts]
+    answering = [part.answer for part in parts if part.error is None]
+    return structs.replace(
+        NOTHING,
+        eligible=sum(each.eligible for each in answers),
+        considered=sum(each.considered for each in answers),
+        best_relevance=max((each.best_relevance for each in answers), default=0.0),
+        degraded="; ".join(f"{part.memory}: {text}" for part in parts if (text := part.degraded)),
+        timings_s=sum_timings(each.timings_s for each in answers),
+        formula=", ".join(dict.fromkeys(filter(None, (each.formula for each in answers)))),
+        weak=all(each.weak for each in answering),
+        validity_change_us=min((at for each in answers if (at := each.validity_change_us) is not None), default=None),
+        interpreted=next((each.interpreted for each in answers if each.interpreted), ()),
+        unmatched=_find_unmatched(answering),
+    )
+
+
+def sum_timings(timings_s: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Seconds by step."""
+    found: dict[str, float] = {}
+    for each in timings_s:
+        for step, took_s in each.items():
+            found[step] = found.get(step, 0.0) + took_s
+    return found
+
+
+def _find_unmatched(answers: Sequence[RecallAnswer]) -> tuple[Unmatched, ...]:
+    """What of the filter nothing in any memory can match."""
+    first = answers[0].unmatched if answers else ()
+    return tuple([one for one in first if all(one in each.unmatched for each in answers)])
+
+
+def _describe_parts(parts: Sequence[Part], answer: RecallAnswer) -> Iterable[MemoryAnswer]:
+    counts, kept = Counter([one.memory for one in answer.recollections]), set(answer.working_ids)
+    for part in parts:
+        own = structs.replace(part.answer, degraded=part.degraded)
+        working_ids = tuple([one.id for one in part.short_term if one.id in kept])
+        yield MemoryAnswer(part.memory, own, counts[part.memory], working_ids)
 
 
 def _budget_item(fragment: Fragment) -> Item:
     return Item(fragment.id, fragment.content, fragment.token_count or None)
 
 
-def build_answer(
-    found: Found,
-    ranked: Ranked,
-    known: Mapping[str, Fragment],
-    short_term: Sequence[Fragment],
+def make_part(
+    working: WorkingSet,
     query: Query,
-    suspicions: KnownPairs,
-    later: Mapping[str, str],
-) -> RecallAnswer:
-    """The answer of a ranking. known: the fragments of its results and companions by id. later: by id of a result, the
-    id of its latest twin."""
+    found: Found,
+    known: Mapping[str, Fragment],
+    now_us: int,
+    words_of: Callable[[Fragment], Words] | None,
+) -> Part:
+    """All that a ranking found. known: the fragments of its results and companions by id, without those that have left
+    the memory since. now_us: the time for expiry. words_of: of statements that may be twins; None: none may."""
+    suspicions, record = working.suspicions, working.record
     beside = {
         id_: Recollection(known[reply.id], reply, suspicions=suspicions.of(reply.id))
         for id_, reply in found.companions.items()
         if reply.id in known
     }
-    suspected = {scored.id: suspicions.of(scored.id) for scored, _ in ranked} if suspicions else {}
     recollections = [
         Recollection(
-            fragment,
+            known[scored.id],
             scored,
             folded=found.folded.get(scored.id, ()),
-            suspicions=suspected.get(scored.id, ()),
-            later_id=later.get(scored.id, ""),
+            suspicions=suspicions.of(scored.id) if suspicions else (),
             companion=beside.get(scored.id),
         )
-        for scored, fragment in ranked
+        for scored in found.results
+        if scored.id in known
     ]
-    kept = _list_shown(recollections)
-    return RecallAnswer(
+    answer = structs.replace(
+        NOTHING,
         revision=found.revision,
         recollections=tuple(recollections),
-        working_ids=tuple([one.id for one in short_term]),
-        working=tuple([one for one in short_term if one.id not in kept]),
         eligible=found.eligible,
         considered=found.considered.candidates,
         best_relevance=found.considered.best_relevance,
-        degraded=found.degraded,
-        near_misses=found.near_misses[: query.near_misses],
-        timings_s={},
-        tokens=0,
+        near_misses=found.near_misses,
         formula=found.formula,
         interpreted=found.interpreted,
+        unmatched=find_unmatched(working.columns, query.filter, now_us, record.policy.retention.ttl_s),
     )
+    last_us = working.columns.last_us
+    folded_us = {id_: int(last_us[working.columns.slots(ids)].max(initial=0)) for id_, ids in found.folded.items()}
+    wants_working = query.working_memory and record.kind is not MemoryKind.LONG_TERM
+    return Part(
+        with_truth(answer, working, now_us),
+        list_working_memory(working, query, now_us) if wants_working else (),
+        limit=found.limit,
+        beta=found.beta,
+        twins=None if words_of is None else Twins(words_of, suspicions.are_apart, folded_us),
+    )
+
+
+def list_fragments(one: Recollection) -> list[Fragment]:
+    """The recollection's and its companion's."""
+    return [one.fragment] if one.companion is None else [one.fragment, one.companion.fragment]
 
 
 def _list_shown(recollections: Sequence[Recollection]) -> set[str]:

@@ -255,10 +255,11 @@ class Past:
         """As Fragments.list_page, of the past. Raises CursorCompacted, CursorVoid."""
         moment = await self._open_log(namespace, name, as_of)
         record, revision = moment.record, moment.timeline.revision
-        found: list[Fragment] = []
+        found, has = list[Fragment](), listing.make_test()
         async for page in self._iterate_pages(moment, listing.forgotten, after):
             for fragment in page:
-                if listing.has(fragment, moment.time_us):
+                await pause_if_due()
+                if has(fragment, moment.time_us):
                     found.append(fragment)
                     if len(found) > limit:
                         return found[:limit], found[limit - 1].position, revision, record.uid

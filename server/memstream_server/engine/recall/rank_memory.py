@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import structs
 
 from memstream_server.core import ranking, ranking_dbgpt
 from memstream_server.core.candidates import Unread, best, candidates
 from memstream_server.core.columns import Mask, Slots
 from memstream_server.core.dense import Cosines, DenseMatrix, multiply_rows
-from memstream_server.core.filters import EVERYTHING, Filter, mask
+from memstream_server.core.filters import EVERYTHING, Filter, TestedConditions, mask
 from memstream_server.core.lending import Superseded, find_borrowers
 from memstream_server.core.lexical import Legs
 from memstream_server.core.policy import Policy, RankingRule, Truth
@@ -23,15 +24,16 @@ from memstream_server.core.scores import Scored
 from memstream_server.core.signals import Signals
 from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.time_phrases.recognition import TimePhrase
-from memstream_server.core.values import MemoryKind, Tier, Vector
+from memstream_server.core.values import Fragment, MemoryKind, Tier, Vector
 from memstream_server.core.weights import Weights
-from memstream_server.engine.requests import Query
+from memstream_server.engine.requests import Evidence, Query
 from memstream_server.engine.runtime.threads import run_in_thread
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.models import EmbeddingModel
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.working_set import WorkingSet
+    from memstream_server.ports.journal.rows import Terms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,8 +52,7 @@ class Found:
     limit: int | None = None
     """Size of the answer after reranking and twins; None: the results are final."""
     beta: float = 0.0
-    degraded: str = ""
-    """Why it was not reranked."""
+    """Weight of the reranker."""
     shared: frozenset[int] = frozenset()
     """Hashes of the words that the best result, or its companion, shares with the question,"""
     nearness: float = -1.0
@@ -169,8 +170,9 @@ class Masks:
     """Passes the filter, but is superseded; None if there are none, or if superseded ones are returned too."""
 
 
-def find_masks(working: WorkingSet, query: Query, now_us: int) -> Masks:
-    passed = _filter_mask(working, query.filter, now_us)
+def find_masks(working: WorkingSet, query: Query, now_us: int, tested: TestedConditions | None = None) -> Masks:
+    """tested: of the query's filter, at any earlier time."""
+    passed = _filter_mask(working, query.filter, now_us, tested)
     columns = working.columns
     current = None if truth_of(working.record.policy, query) is Truth.ALL else columns.is_current(now_us)
     if current is None:
@@ -201,12 +203,12 @@ def add_lenders(working: WorkingSet, masks: Masks, question: Question, legs: Leg
     return np.concatenate(find_borrowers(columns, lenders, superseded, masks.allowed))
 
 
-def _filter_mask(working: WorkingSet, chosen: Filter, now_us: int) -> Mask:
+def _filter_mask(working: WorkingSet, chosen: Filter, now_us: int, tested: TestedConditions | None) -> Mask:
     """The filter's mask. Expiry and validity follow the server's clock; the query's `now` affects only recency."""
     recalls_sensory = working.record.policy.recall.sensory or working.record.kind is MemoryKind.SENSORY
     if not chosen.tiers and not recalls_sensory:
         chosen = _USUAL if chosen == EVERYTHING else replace(chosen, tiers=_USUAL.tiers)
-    return mask(working.columns, chosen, now_us, working.record.policy.retention.ttl_s)
+    return mask(working.columns, chosen, now_us, working.record.policy.retention.ttl_s, tested)
 
 
 def _rank_whole(
@@ -314,14 +316,16 @@ def rank_memory(
     wider: bool,
     legs: Legs | None = None,
     unread: Unread | None = None,
+    tested: TestedConditions | None = None,
 ) -> Generator[None, None, Found]:
     """Rank the working set, with pauses as in core/ranking.py.
 
     cosines: by slot; NaN where unknown: without vectors in RAM only the candidates have one. now_us: the
     time for expiry. wider: the results are rearranged before they are cut to the limit. legs: the lexical legs, if
     already computed. unread: if some cosines are estimates; while it wants any, the result is not to be used.
+    tested: see find_masks.
     """
-    masks = find_masks(working, query, now_us)
+    masks = find_masks(working, query, now_us, tested)
     allowed, superseded = masks.allowed, superseded_of(working, masks)
     if masks.outdated is not None or superseded is not None:
         question = replace(question, outdated=masks.outdated, superseded=superseded)
@@ -352,4 +356,34 @@ def rank_memory(
         shared=shared,
         nearness=nearness,
         suspicions=_read_suspicions(working, ranked.results) if query.receipt else (),
+    )
+
+
+def pin_times(query: Query, now_us: int) -> Query:
+    """The query with one time for recency and expiry."""
+    return structs.replace(
+        query,
+        now_us=now_us if query.now_us is None else query.now_us,
+        expiry_us=now_us if query.expiry_us is None else query.expiry_us,
+    )
+
+
+def has_changed(found: Found, known: Mapping[str, Fragment]) -> bool:
+    """Whether a result has left the memory or was changed since it was ranked: the answer is of no one revision."""
+    return any(id_ not in known or known[id_].version > found.revision for id_ in found.ids)
+
+
+def collect_evidence(working: WorkingSet, query: Query, found: Found, vector: Vector | None, terms: Terms) -> Evidence:
+    """What was ranked with. `vector`: of the query, None if it had none; `terms`: of its words."""
+    return Evidence(
+        policy=working.record.policy,
+        now_us=query.now_us or 0,
+        expiry_us=query.expiry_us or 0,
+        space=working.embedding.name,
+        vector=vector,
+        embedded=vector is not query.vector,
+        terms=terms,
+        suspicions=found.suspicions,
+        accesses=found.accesses,
+        indexed=working.dense is None and vector is not None,
     )

@@ -4,13 +4,14 @@ Rule 1. Ranking reads the working set between two awaits, so an answer shows one
 Rule 2. The answer is sent before its fragments are reinforced.
 Rule 3. If a leg is missing (model down, index down), the others answer, and `degraded` says so.
 Rule 4. A recall with a receipt has one time for everything and one revision, and notes the values used (`Evidence`).
+Rule 5. A recall of one memory and of several takes the same two steps: `rank` for each memory, then `complete` for all.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,38 +21,45 @@ import structlog
 from msgspec import structs
 
 from memstream_server.core import ranking
+from memstream_server.core.arrays import finish
 from memstream_server.core.candidates import Unread, candidates, widen_candidates
 from memstream_server.core.dense import Cosines, multiply_rows
-from memstream_server.core.filters import find_unmatched
+from memstream_server.core.filters import TestedConditions, search_metadata
 from memstream_server.core.lexical import Legs, WordStatistics, query_terms
 from memstream_server.core.policy import AUTO_LANGUAGE, RankingRule, Truth
-from memstream_server.core.ranking import NearMiss, Question, Stage
+from memstream_server.core.ranking import Question
 from memstream_server.core.speakers import list_named
 from memstream_server.core.time_phrases.recognition import TimePhrase, asks_only_time, find_times, has_time_words
-from memstream_server.core.twins import AMONG
+from memstream_server.core.twins import AMONG, Words
 from memstream_server.core.values import Fragment, MemoryKind, Vector
 from memstream_server.engine.errors import RevisionNotReached
+from memstream_server.engine.memory.related import read_words
 from memstream_server.engine.recall.answers import (
+    Part,
     arrange_twins,
-    build_answer,
-    fit_answer,
-    list_working_memory,
-    with_truth,
+    complete_answer,
+    make_part,
+    merge_rankings,
+    sum_timings,
+    with_scores,
 )
 from memstream_server.engine.recall.past import PastMemory
 from memstream_server.engine.recall.rank_memory import (
     Found,
     add_lenders,
+    collect_evidence,
     find_masks,
+    has_changed,
     limit_of,
     no_cosines,
+    pin_times,
     rank_in_ram,
     rank_memory,
     truth_of,
     weak_floor,
 )
-from memstream_server.engine.recall.reranking import Ranked, Reranking
-from memstream_server.engine.requests import Evidence, Query, RecallAnswer
+from memstream_server.engine.recall.reranking import VERSION, Reranking
+from memstream_server.engine.requests import Query, RecallAnswer, Recollection
 from memstream_server.engine.runtime.turns import pause_if_due, run_in_slices
 from memstream_server.ports.index import IndexLost, IndexUnavailable
 from memstream_server.ports.models import ModelError
@@ -67,10 +75,26 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_MORE_MAX = 1_000
-"""Additional neighbours that the index is asked for at most, in place of superseded ones."""
 RANKINGS_MAX = 10
 """Rankings of one recall with a receipt, if its results change meanwhile."""
+_MORE_MAX = 1_000
+"""Additional neighbours that the index is asked for at most, in place of superseded ones."""
+
+
+@dataclass(slots=True, eq=False)
+class Shared:
+    """What the rankings of one query share, over several memories or one after another."""
+
+    vectors: dict[str, Vector] = field(default_factory=dict)
+    """The query's, by embedding space."""
+    terms: dict[str, Terms] = field(default_factory=dict)
+    """Of the query's words, by language."""
+    names: dict[tuple[str, ...], Terms] = field(default_factory=dict)
+    """Of its names, by language and the speakers that it names."""
+    times: dict[tuple[str, int], tuple[TimePhrase, ...]] = field(default_factory=dict)
+    """The phrases of time in the query, by language and time."""
+    now_us: int = 0
+    """The time of all rankings, unless the query has one; 0: not yet known."""
 
 
 class _Stopwatch:
@@ -103,14 +127,13 @@ class Recaller:
         self._runtime = runtime
         self._index_health = index_health
 
-    async def recall(
-        self, actor: Actor | PastMemory, query: Query, vectors: dict[str, Vector] | None = None
-    ) -> RecallAnswer:
-        """Answer one query. Cancellable at any time; changes nothing before the answer.
+    async def recall(self, actor: Actor | PastMemory, query: Query) -> RecallAnswer:
+        """Answer one query. Cancellable at any time; changes nothing before the answer."""
+        return await self.complete([await self.rank(actor, query)], query)
 
-        `vectors` holds vectors of the query from earlier rankings, by space; a new one is added.
-        """
-        vectors = {} if vectors is None else vectors
+    async def rank(self, actor: Actor | PastMemory, query: Query, shared: Shared | None = None) -> Part:
+        """What a memory says to a query, for `complete`."""
+        shared = Shared() if shared is None else shared
         watch = _Stopwatch(self._runtime.clock)
         if not isinstance(actor, PastMemory):
             await wait_until_visible(actor, query)
@@ -121,14 +144,14 @@ class Recaller:
         while True:
             rankings += 1
             space, namespace = actor.working.embedding, actor.working.record.namespace
-            asked = None if space.model.instant else await self._query_vector(space, query, namespace, vectors)
+            asked = None if space.model.instant else await self._query_vector(space, query, namespace, shared)
             watch.record_step("embed")
             watch.record_step("wait")
-            vector, degraded = asked or await self._query_vector(space, query, namespace, vectors)
+            vector, degraded = asked or await self._query_vector(space, query, namespace, shared)
             watch.record_step("embed")
             if actor.working.embedding is not space:
                 continue  # the memory has switched to another space, in which this vector is meaningless
-            found, more = await self._search_memory(actor.working, query, vector, watch)
+            found, more = await self._search_memory(actor.working, query, vector, shared, watch)
             if actor.working.embedding is not space:
                 continue
             await pause_if_due()
@@ -136,30 +159,65 @@ class Recaller:
             await pause_if_due()
             if not query.receipt or not has_changed(found, known) or rankings == RANKINGS_MAX:
                 break  # a receipt's answer is that of one revision
-        answer = await self._read_answer(actor, query, found, known, watch)
+        words_of = self._find_words(actor.working, query, found)
+        part = make_part(actor.working, query, found, known, self._expiry_us(query), words_of)
         watch.record_step("read")
-        lacks = degraded or more, answer.degraded, self._unrated_reason(actor.working, query)
-        self._runtime.metrics.count_recall(watch.total_s(), any(lacks))
-        weak = self._is_weak(actor.working, query, found)
-        degraded = "; ".join(filter(None, (*lacks, self._storage.journal.write_problem)))
-        ttl_s = actor.working.record.policy.retention.ttl_s
-        unmatched = find_unmatched(actor.working.columns, query.filter, self._expiry_us(query), ttl_s)
-        answer = structs.replace(answer, degraded=degraded, timings_s=watch.steps, weak=weak, unmatched=unmatched)
-        if not query.receipt:
-            return answer
-        terms = self._read_terms(actor.working, query)
-        return structs.replace(answer, evidence=collect_evidence(actor.working, query, found, vector, terms))
+        lacks = degraded or more, self._unrated_reason(actor.working, query)
+        answer = structs.replace(
+            part.answer,
+            degraded="; ".join(filter(None, (*lacks, self._storage.journal.write_problem))),
+            timings_s=watch.steps,
+            weak=self._is_weak(actor.working, query, found, shared),
+        )
+        if query.receipt:
+            terms = self._read_terms(actor.working, query, shared)
+            evidence = collect_evidence(actor.working, query, found, vector, terms)
+            answer = structs.replace(answer, evidence=evidence)
+        return replace(part, answer=answer)
 
-    async def count_words(self, actor: Actor, query: Query) -> WordStatistics:
+    async def complete(self, parts: Sequence[Part], query: Query, limit: int | None = None) -> RecallAnswer:
+        """The answer of these memories: merged, reranked, the later one of twins first, within limits and budget.
+
+        query: what is asked of all together. limit: of all together; None: there is one memory, which has its own.
+        """
+        if limit is None and parts[0].own is not None:
+            return parts[0].own
+        watch = _Stopwatch(self._runtime.clock)
+        ranked, late = await run_in_slices(merge_rankings(parts)), ""
+        if self._models.reranking is not None:
+            parts, late = await self._rerank(self._models.reranking, parts, ranked, query)
+            ranked = await run_in_slices(merge_rankings(parts))
+            watch.record_step("rerank")
+        answer = complete_answer(parts, arrange_twins(parts, ranked), query, limit)
+        watch.record_step("read")
+        timings_s = sum_timings((answer.timings_s, watch.steps))
+        degraded = "; ".join(filter(None, (answer.degraded, late)))
+        self._runtime.metrics.count_recall(sum(timings_s.values()), bool(degraded))
+        return structs.replace(answer, timings_s=timings_s, degraded=degraded)
+
+    async def _rerank(
+        self, reranking: Reranking, parts: Sequence[Part], ranked: Sequence[tuple[int, Recollection]], query: Query
+    ) -> tuple[Sequence[Part], str]:
+        """The parts with the reranker's scores for the best of the ranking, and why there are none."""
+        reranked = [
+            (one, part.beta) for number, one in ranked if (part := parts[number]).limit is not None and part.beta
+        ]
+        scores, late = await reranking.rerank(query.text, reranked[: reranking.candidates])
+        return [with_scores(part, scores, f"{part.answer.formula}+{VERSION}") for part in parts], late
+
+    async def count_words(self, actor: Actor, query: Query, shared: Shared) -> WordStatistics:
         """How often the query's words occur in the memory, at its min_revision or later. Raises RevisionNotReached."""
         await wait_until_visible(actor, query)
-        return actor.working.count_words(query_terms(self._read_terms(actor.working, query).hashes))
+        return actor.working.count_words(query_terms(self._read_terms(actor.working, query, shared).hashes))
 
-    def _read_terms(self, working: WorkingSet, query: Query) -> Terms:
-        record = working.record
-        return self._models.analyzer.question_terms(query.text, record.policy.language, record.namespace)
+    def _read_terms(self, working: WorkingSet, query: Query, shared: Shared) -> Terms:
+        language = working.record.policy.language
+        if (terms := shared.terms.get(language)) is None:
+            terms = self._models.analyzer.question_terms(query.text, language, working.record.namespace)
+            shared.terms[language] = terms
+        return terms
 
-    def _is_weak(self, working: WorkingSet, query: Query, found: Found) -> bool:
+    def _is_weak(self, working: WorkingSet, query: Query, found: Found, shared: Shared) -> bool:
         """Whether the best result and its companion share no word with the question other than names, and are not
         related to it by a known model either; or whether the best relevance is below the floor of query or policy.
         """
@@ -175,21 +233,24 @@ class Recaller:
             timely = best is not None and ("time", 1.0) in zip(best.names, best.values, strict=True)
             return not (timely and asks_only_time(query.text, found.interpreted))
         named = [name for name in list_named(query.text, columns.speakers.names) if columns.speaks(name)]
-        names = self._models.analyzer.name_terms(query.text, named, record.policy.language, record.namespace)
+        key = record.policy.language, *named
+        if (names := shared.names.get(key)) is None:
+            names = self._models.analyzer.name_terms(query.text, named, record.policy.language, record.namespace)
+            shared.names[key] = names
         return found.shared <= frozenset(query_terms(names.hashes).tolist())
 
     async def _query_vector(
-        self, space: Embedding, query: Query, namespace: str, vectors: dict[str, Vector]
+        self, space: Embedding, query: Query, namespace: str, shared: Shared
     ) -> tuple[Vector | None, str]:
         if query.vector is not None and len(query.vector) == space.model.dimension:
             return query.vector, ""
         if query.unembedded:
             return None, query.unembedded
-        if (known := vectors.get(space.name)) is not None:
+        if (known := shared.vectors.get(space.name)) is not None:
             return known, ""
         try:
-            vectors[space.name] = (await self._embed_text(space, query.text, namespace))[0]
-            return vectors[space.name], ""
+            shared.vectors[space.name] = (await self._embed_text(space, query.text, namespace))[0]
+            return shared.vectors[space.name], ""
         except (ModelError, TimeoutError) as error:
             text = error.summary if isinstance(error, ModelError) else "no answer in time"
             return None, f"no query vector, lexical legs only: {text}"
@@ -203,29 +264,32 @@ class Recaller:
             return await embedding
 
     async def _search_memory(
-        self, working: WorkingSet, query: Query, vector: Vector | None, watch: _Stopwatch
+        self, working: WorkingSet, query: Query, vector: Vector | None, shared: Shared, watch: _Stopwatch
     ) -> tuple[Found, str]:
-        now_us = self._runtime.clock.now_us() if query.now_us is None else query.now_us
-        times = self._find_times(working, query, now_us)
-        question = self._build_question(working, query, vector, now_us, times)
+        shared.now_us = shared.now_us or self._runtime.clock.now_us()
+        now_us = shared.now_us if query.now_us is None else query.now_us
+        times = self._find_times(working, query, now_us, shared)
+        terms = self._read_terms(working, query, shared)
+        question = self._build_question(working, query, vector, now_us, times, terms)
+        tested = await run_in_slices(search_metadata(working.columns, query.filter))
         found = None
         if working.dense is not None:
-            rank = partial(self._rank, working, query, question)
+            rank = partial(self._rank, working, query, question, tested)
             found = await rank_in_ram(working, working.dense, question, self._storage.journal, rank)
         if found is None:
-            found, degraded = await self._search_index(working, query, question, watch)
+            found, degraded = await self._search_index(working, query, question, tested, watch)
             return replace(found, interpreted=times), degraded
         watch.record_step("score")
         return replace(found, interpreted=times) if times else found, ""
 
     async def _search_index(
-        self, working: WorkingSet, query: Query, question: Question, watch: _Stopwatch
+        self, working: WorkingSet, query: Query, question: Question, tested: TestedConditions, watch: _Stopwatch
     ) -> tuple[Found, str]:
         """Search a memory that is too large for RAM: candidates from index and overlay, their vectors from the
         journal.
         """
         if question.vector is None:
-            found = await self._rank(working, query, question, no_cosines(len(working.columns)))
+            found = await self._rank(working, query, question, tested, no_cosines(len(working.columns)))
             watch.record_step("score")
             return found, ""
         degraded = self._index_health.degraded
@@ -244,7 +308,7 @@ class Recaller:
             if isinstance(error, IndexLost):
                 self._index_health.report_lost()
             degraded = f"vector index unavailable, dense leg covers recent fragments only: {error}"
-        masks = find_masks(working, query, self._expiry_us(query))
+        masks = find_masks(working, query, self._expiry_us(query), tested)
         allowed = masks.allowed
         legs = working.legs(question.terms, question.of_several)
         words, around = legs.alone.shares, legs.around.shares
@@ -277,11 +341,11 @@ class Recaller:
         if held:
             matrix = np.stack([vector for _, vector in held])
             cosines[[slot for slot, _ in held]] = multiply_rows(matrix, question.vector)
-        found = await self._rank(working, query, question, cosines)
+        found = await self._rank(working, query, question, tested, cosines)
         watch.record_step("score")
         return found, degraded
 
-    def _find_times(self, working: WorkingSet, query: Query, now_us: int) -> tuple[TimePhrase, ...]:
+    def _find_times(self, working: WorkingSet, query: Query, now_us: int, shared: Shared) -> tuple[TimePhrase, ...]:
         """The phrases of time in the query, relative to `now_us`; none with DB-GPT's ranking, which has no such part.
 
         A standing query is interpreted again with each ranking: "today" is the day of the ranking, unless it has a
@@ -290,7 +354,12 @@ class Recaller:
         policy = working.record.policy
         if not query.interpret_time or policy.recall.ranking is RankingRule.DBGPT:
             return ()
-        language = policy.language
+        times = shared.times.get((policy.language, now_us))
+        if times is None:
+            times = shared.times[policy.language, now_us] = self._find_times_in(query, policy.language, now_us)
+        return times
+
+    def _find_times_in(self, query: Query, language: str, now_us: int) -> tuple[TimePhrase, ...]:
         if language == AUTO_LANGUAGE:
             if not has_time_words(query.text):
                 return ()
@@ -298,10 +367,15 @@ class Recaller:
         return find_times(query.text, language, now_us, query.zone)
 
     def _build_question(
-        self, working: WorkingSet, query: Query, vector: Vector | None, now_us: int, times: tuple[TimePhrase, ...]
+        self,
+        working: WorkingSet,
+        query: Query,
+        vector: Vector | None,
+        now_us: int,
+        times: tuple[TimePhrase, ...],
+        terms: Terms,
     ) -> Question:
         policy = working.record.policy
-        terms = self._read_terms(working, query)
         given = policy.recall
         reranking = self._find_reranking(working)
         twins = AMONG if _orders_twins(working) else 0
@@ -327,13 +401,14 @@ class Recaller:
         working: WorkingSet,
         query: Query,
         question: Question,
+        tested: TestedConditions,
         cosines: Cosines,
         legs: Legs | None = None,
         unread: Unread | None = None,
     ) -> Found:
         wider = _orders_twins(working) or self._find_reranking(working) is not None
-        parts = rank_memory(working, query, question, cosines, self._expiry_us(query), wider, legs, unread)
-        return ranking.finish(parts) if query.receipt else await run_in_slices(parts)  # a receipt is of one revision
+        parts = rank_memory(working, query, question, cosines, self._expiry_us(query), wider, legs, unread, tested)
+        return finish(parts) if query.receipt else await run_in_slices(parts)  # a receipt is of one revision
 
     def _expiry_us(self, query: Query) -> int:
         """The time that expiry counts at."""
@@ -342,6 +417,12 @@ class Recaller:
     def _find_reranking(self, working: WorkingSet) -> Reranking | None:
         """None without a reranker, for a memory that answers in order of receipt, and with DB-GPT's ranking."""
         return self._models.reranking if _orders_by_score(working) else None
+
+    def _find_words(self, working: WorkingSet, query: Query, found: Found) -> Callable[[Fragment], Words] | None:
+        """Reads the words of statements that may be twins; None if their order does not change."""
+        if not _orders_twins(working) or _asks_about_the_past(found.interpreted, query, self._runtime.clock):
+            return None
+        return read_words(working.record, self._models.analyzer, working.words)
 
     def _unrated_reason(self, working: WorkingSet, query: Query) -> str:
         """Why importances in the scores may be defaults; empty if they are not."""
@@ -365,32 +446,6 @@ class Recaller:
             working.fragment_cache.put_read(read, left)
             known |= {fragment.id: fragment for fragment in read}
         return {id_: fragment for id_, fragment in known.items() if fragment.forget_time_us is None}
-
-    async def _read_answer(
-        self, actor: Actor | PastMemory, query: Query, found: Found, known: dict[str, Fragment], watch: _Stopwatch
-    ) -> RecallAnswer:
-        """Build the answer from a ranking; skips fragments that have left the memory since."""
-        working = actor.working
-        wants_working = query.working_memory and working.record.kind is not MemoryKind.LONG_TERM
-        short_term = list_working_memory(working, query, self._expiry_us(query)) if wants_working else []
-        ranked: Ranked = [(scored, known[scored.id]) for scored in found.results if scored.id in known]
-        later: Mapping[str, str] = {}
-        if found.limit is not None:
-            if self._models.reranking is not None:
-                watch.record_step("read")
-                reranking = self._models.reranking.rerank(query.text, ranked, found.formula, found.beta)
-                ranked, formula, late = await reranking
-                watch.record_step("rerank")
-                found = replace(found, formula=formula, degraded=late)
-            if _orders_twins(working) and not _asks_about_the_past(found.interpreted, query, self._runtime.clock):
-                ranked, later = arrange_twins(working, ranked, found.folded, self._models.analyzer)
-            missed = tuple(NearMiss(scored, Stage.LIMIT) for scored, _ in ranked[found.limit :])
-            found = replace(found, near_misses=missed + found.near_misses)
-            ranked = ranked[: found.limit]
-        answer = build_answer(found, ranked, known, short_term, query, working.suspicions, later)
-        if query.token_budget > 0:
-            answer = fit_answer(answer, short_term, query)
-        return with_truth(answer, working, self._expiry_us(query))
 
 
 async def wait_until_visible(actor: Actor, query: Query) -> None:
@@ -430,33 +485,3 @@ def _search_count(working: WorkingSet, query: Query, question: Question) -> int:
     """
     superseded = 0 if truth_of(working.record.policy, query) is Truth.ALL else working.links.superseded_count
     return question.per_leg * 4 + min(superseded, _MORE_MAX)
-
-
-def pin_times(query: Query, now_us: int) -> Query:
-    """The query with one time for recency and expiry."""
-    return structs.replace(
-        query,
-        now_us=now_us if query.now_us is None else query.now_us,
-        expiry_us=now_us if query.expiry_us is None else query.expiry_us,
-    )
-
-
-def has_changed(found: Found, known: Mapping[str, Fragment]) -> bool:
-    """Whether a result has left the memory or was changed since it was ranked: the answer is of no one revision."""
-    return any(id_ not in known or known[id_].version > found.revision for id_ in found.ids)
-
-
-def collect_evidence(working: WorkingSet, query: Query, found: Found, vector: Vector | None, terms: Terms) -> Evidence:
-    """What was ranked with. `vector`: of the query, None if it had none; `terms`: of its words."""
-    return Evidence(
-        policy=working.record.policy,
-        now_us=query.now_us or 0,
-        expiry_us=query.expiry_us or 0,
-        space=working.embedding.name,
-        vector=vector,
-        embedded=vector is not query.vector,
-        terms=terms,
-        suspicions=found.suspicions,
-        accesses=found.accesses,
-        indexed=working.dense is None and vector is not None,
-    )

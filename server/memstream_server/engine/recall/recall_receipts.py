@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from memstream_server.ports.journal.recall_receipts import RankedFragment, Recal
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.actor import Actor
+    from memstream_server.engine.recall.answers import Part
     from memstream_server.engine.recall.past import Past, PastMemory
     from memstream_server.engine.recall.recall import Recaller
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
@@ -103,21 +105,18 @@ class RecallReceipts:
         self._past = past
         self._recaller = recaller
 
-    async def recall_and_keep(
-        self, actor: Actor, query: Query, rank: Callable[[], Awaitable[RecallAnswer]]
-    ) -> RecallAnswer:
-        """The answer of `rank` with its receipt, which is durable; without one if the policy keeps none, or if the
-        namespace's quota is used up: then `degraded` says so."""
+    async def rank_and_keep(self, actor: Actor, query: Query, rank: Callable[[], Awaitable[Part]]) -> Part:
+        """The part of `rank`, and the memory's own answer with its receipt, which is durable; without one if the policy
+        keeps none, or if the namespace's quota is used up: then `degraded` says so."""
         while True:
-            answer = await rank()
+            part = await rank()
+            answer = await self._recaller.complete([part], query)
             receipt = self._make_receipt(actor, query, answer)
             if receipt is None:
-                return answer
+                return replaced(part, own=answer)
             full = await find_receipts_full(self._journal, self._runtime.limits, actor.working.record.namespace)
             if full is not None:
-                return replace(
-                    answer, degraded="; ".join(filter(None, (answer.degraded, f"no receipt: {full.message}")))
-                )
+                return _with_receipt(part, answer, "", f"no receipt: {full.message}")
             is_outdated, is_kept = False, False
 
             def decide(now: Actor, receipt: RecallReceipt = receipt) -> Decision | None:
@@ -129,7 +128,7 @@ class RecallReceipts:
 
             await actor.run(decide)
             if not is_outdated:
-                return replace(answer, receipt_id=receipt.id if is_kept else "")
+                return _with_receipt(part, answer, receipt.id if is_kept else "")
 
     def _make_receipt(self, actor: Actor, query: Query, answer: RecallAnswer) -> RecallReceipt | None:
         evidence = answer.evidence
@@ -218,6 +217,14 @@ class RecallReceipts:
             reinforce=False,
             receipt=b"",
         )
+
+
+def _with_receipt(part: Part, own: RecallAnswer, receipt_id: str, lacks: str = "") -> Part:
+    def kept(answer: RecallAnswer) -> RecallAnswer:
+        degraded = "; ".join(filter(None, (answer.degraded, lacks)))
+        return replace(answer, receipt_id=receipt_id, degraded=degraded)
+
+    return replaced(part, answer=kept(part.answer), own=kept(own))
 
 
 def _build_ranking(

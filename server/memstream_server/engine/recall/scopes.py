@@ -1,7 +1,8 @@
 """Recalls over several memories: one ranking, by score times the weight of the scope.
 
-Rule 1. Each memory is recalled as it is alone, by the same code. Only the statistics of words are those of all memories
-together (core/lexical.py): a word has one weight, so scores of small and large memories compare.
+Rule 1. Each memory is ranked as it is alone, by the same code. Only the statistics of words are those of all memories
+together (core/lexical.py): a word has one weight, so scores of small and large memories compare. What chooses among the
+ranked, as reranker, twins and budget, is asked once, of all together (recall.py); that of another server is its own.
 Rule 2. The caller's rights are in `Rights`. What it may not recall is counted nowhere: neither among the memories that
 a prefix or labels select, nor in the statistics of words.
 Rule 3. A memory that does not answer degrades the answer by its name, if another one answers.
@@ -11,20 +12,17 @@ Rule 4. Only recollections of the whole answer are accesses. Other servers count
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from dataclasses import replace as replaced
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 from msgspec.structs import replace
 
-from memstream_server.core.filters import Unmatched
 from memstream_server.core.lexical import WordStatistics
-from memstream_server.core.ranking import NearMiss, Stage
-from memstream_server.core.values import Fragment, Vector
+from memstream_server.core.values import Fragment
 from memstream_server.engine.errors import (
     EngineError,
     FieldViolation,
@@ -36,14 +34,13 @@ from memstream_server.engine.errors import (
     OwnerUnreachable,
     RevisionNotReached,
 )
-from memstream_server.engine.recall.answers import fit_answer
-from memstream_server.engine.recall.recall import wait_until_visible
+from memstream_server.engine.recall.answers import NOTHING, Part, list_fragments
+from memstream_server.engine.recall.recall import Shared, wait_until_visible
 from memstream_server.engine.recall.standing_query import StandingQuery
-from memstream_server.engine.requests import Change, MemoryAnswer, Query, RecallAnswer, Recollection, Scope
+from memstream_server.engine.requests import Change, Query, RecallAnswer, Recollection, Scope
 from memstream_server.engine.runtime.turns import pause_if_due
 
 if TYPE_CHECKING:
-    from memstream_server.engine.memory.actor import Actor
     from memstream_server.engine.recall.open_queries import OpenQueries, OpenQuery
     from memstream_server.engine.recall.recall import Recaller
     from memstream_server.engine.recall.reinforcement import Reinforcement
@@ -90,7 +87,7 @@ class ScopedQuery(Protocol):
         """The memories by the caller's present rights. Raises EngineError."""
 
     async def recall(
-        self, asked: Sequence[Asked], time_s: float | None, together: Together | None = None, **changes: Any
+        self, asked: Sequence[Asked], time_s: float | None, shared: Shared | None = None, **changes: Any
     ) -> RecallAnswer:
         """The answer. changes: fields of the queries. Raises EngineError."""
 
@@ -111,8 +108,8 @@ class OtherOwner(Protocol):
 class Wire(Protocol):
     """The call, and the way to other processes."""
 
-    async def find_other(self, namespace: str, name: str) -> OtherOwner | None:
-        """The owner of a memory; None: this process. Raises EngineError."""
+    async def find_others(self, asked: Sequence[Asked]) -> Sequence[OtherOwner | None]:
+        """The owner of each memory; None: this process. Raises EngineError."""
 
     def add_words(self, message: bytes, words: Words) -> bytes:
         """The message of a query with these statistics, for a receipt."""
@@ -141,35 +138,60 @@ class Asked:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(slots=True, eq=False)
-class Together:
-    """What the recalls of several memories share."""
-
-    vectors: dict[str, Vector] = field(default_factory=dict)
-    """The query's, by embedding space."""
-    actors: list[Actor] = field(default_factory=list)
-    """That of the memory that has just answered: the caller reinforces."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """The answer of one memory, or why it has none."""
+class _Asking:
+    """A memory of a recall, and the other server that owns it, if one does."""
 
     asked: Asked
-    answer: RecallAnswer
-    actor: Actor | None = None
-    """None: another process reinforces, or the memory did not answer."""
-    error: EngineError | None = None
+    other: OtherOwner | None
+    named: bool
+    """Whether the answer names memories: not if there is only this one."""
+
+    def label(self, part: Part) -> Part:
+        """The part with the memory's name and weight."""
+        return replaced(part, memory=self.asked.path, weight=self.asked.scope.weight) if self.named else part
+
+    async def count_words_of_other(self) -> Words:
+        """Raises EngineError."""
+        assert self.other is not None
+        return await self.other.count_words(self.asked.scope, self.asked.namespace, self.asked.name)
+
+    async def ask_other(self, words: Words) -> Part:
+        """What the memory says, or why nothing."""
+        assert self.other is not None
+        quiet = replaced(self.asked.scope, query=replace(self.asked.scope.query, reinforce=False))
+        try:
+            answer = await self.other.recall(quiet, self.asked.namespace, self.asked.name, words)
+        except (MemoryNotFound, *_UNANSWERED) as error:
+            return self.label(Part(NOTHING, (), error=error))
+        return self.label(Part(answer, _list_short_term(answer)))
 
     @property
-    def degraded(self) -> str:
-        """What the answer lacks."""
-        return self.answer.degraded if self.error is None else self.error.message
+    def wants_accesses(self) -> bool:
+        """Whether another server counts accesses."""
+        asked = self.asked
+        query, policy = asked.scope.query, asked.record.policy.recall
+        wanted = policy.reinforce if query.reinforce is None else query.reinforce
+        return self.other is not None and wanted and query.as_of is None
+
+    async def reinforce_other(self, words: Words, kept: Sequence[Recollection]) -> None:
+        """Have the other server count accesses of these."""
+        assert self.other is not None
+        asked, ids = self.asked, [one.id for found in kept for one in list_fragments(found)]
+        try:
+            await self.other.reinforce(asked.scope, asked.namespace, asked.name, words, ids)
+        except EngineError as error:  # the answer is good without
+            log.info("accesses_not_counted", memory=asked.record.uid, error=error)
 
 
-NOTHING = RecallAnswer(0, (), (), (), 0, 0, 0.0, "", (), {}, 0, "")
-"""An answer without anything."""
-RecallOne = Callable[[str, str, Query, Together | None], Awaitable[RecallAnswer]]
+def _list_short_term(answer: RecallAnswer) -> list[Fragment]:
+    """The working memory, in order, of which the recollections are a part."""
+    known = {one.id: one for one in answer.working}
+    known |= {one.id: one for each in answer.recollections for one in list_fragments(each)}
+    return [known[id_] for id_ in answer.working_ids if id_ in known]
+
+
+RankOne = Callable[[str, str, Query, Shared], Awaitable[Part]]
 
 
 class SeveralMemories:
@@ -184,7 +206,7 @@ class SeveralMemories:
         reinforcement: Reinforcement,
         open_queries: OpenQueries,
         watchers: Watchers,
-        recall_one: RecallOne,
+        rank_one: RankOne,
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -193,7 +215,7 @@ class SeveralMemories:
         self._reinforcement = reinforcement
         self._open_queries = open_queries
         self._watchers = watchers
-        self._recall_one = recall_one
+        self._rank_one = rank_one
         self._reinforcing: set[asyncio.Task[None]] = set()
         """Accesses that other servers count, after the answer: nobody waits for them."""
 
@@ -276,54 +298,68 @@ class SeveralMemories:
         wire: Wire,
         partial: bool,
         alone: bool,
-        together: Together | None = None,
+        shared: Shared | None = None,
     ) -> RecallAnswer:
         """One answer of these memories. whole: what is asked of all together; alone: the scopes name one memory, whose
         own answer is wanted.
 
         Raises EngineError if one fails for another reason than that it does not answer, or if none answers.
         """
-        if alone:
-            return await self._recall_alone(asked, wire)
-        together = together or Together()
-        others = await asyncio.gather(*[wire.find_other(each.namespace, each.name) for each in asked])
-        here = [each for each, other in zip(asked, others, strict=True) if other is None]
-        await asyncio.gather(*[self._wait_for_revision(each) for each in here if each.scope.query.min_revision])
-        words = await self.count_words_of_all(asked, others)
-        asking = [
-            None if other is None else asyncio.create_task(_ask_other(each, other, words))
-            for each, other in zip(asked, others, strict=True)
-        ]
+        if not asked:  # left out, or none selected
+            return replace(NOTHING, weak=True)
+        shared = shared or Shared()
+        others = await wire.find_others(asked)
+        if alone and (only := others[0]) is not None:
+            return await only.recall(asked[0].scope, asked[0].namespace, asked[0].name, ())
+        asking = [_Asking(each, other, not alone) for each, other in zip(asked, others, strict=True)]
+        if not alone:
+            await self._wait_for_revisions(asking)
+        words = () if alone else await self.count_words_of_all(asking, shared)
+        found = await self._rank_all(asking, words, wire, partial, shared)
+        errors = [part.error for _, part in found if part.error is not None]
+        if errors and len(errors) == len(found):
+            raise errors[0]
+        if not found:  # deleted meanwhile
+            return replace(NOTHING, weak=True)
+        limit = None
+        if not alone:
+            limit = max(each.record.policy.recall.limit for each in asked) if whole.limit is None else whole.limit
+        answer = await self._recaller.complete([part for _, part in found], whole, limit)
+        self._count_accesses(found, words, answer)
+        return answer
+
+    async def _rank_all(
+        self, asking: Sequence[_Asking], words: Words, wire: Wire, partial: bool, shared: Shared
+    ) -> list[tuple[_Asking, Part]]:
+        """What each memory says; those of other servers are asked meanwhile."""
+        tasks = {each: asyncio.create_task(each.ask_other(words)) for each in asking if each.other is not None}
+        found = []
         try:
-            parts = []
-            for each, task in zip(asked, asking, strict=True):
-                part = await (self._ask_here(each, words, wire, together) if task is None else task)
+            for each in asking:
+                part = await (self._rank_here(each, words, wire, shared) if each.other is None else tasks[each])
                 if not isinstance(part.error, MemoryNotFound):
-                    parts.append(part)
+                    found.append((each, part))
                 elif not partial:  # deleted meanwhile
                     raise part.error
         finally:
-            for task in asking:
-                if task is not None:
-                    task.cancel()
-        errors = [part.error for part in parts if part.error is not None]
-        if errors and len(errors) == len(parts):
-            raise errors[0]
-        limit = (
-            max((each.record.policy.recall.limit for each in asked), default=0) if whole.limit is None else whole.limit
-        )
-        answer = merge_answers(parts, whole, limit)
-        for part in parts:
-            if part.actor is not None:
-                shown = tuple([one for one in answer.recollections if one.memory == part.asked.path])
-                kept = replace(part.answer, recollections=shown)
-                self._reinforcement.queue_answer(part.actor, part.asked.scope.query, kept)
-        owners = {each.path: other for each, other in zip(asked, others, strict=True) if other is not None}
-        for accessing in _reinforce_others(parts, owners, words, answer):
-            later = asyncio.create_task(accessing)
-            self._reinforcing.add(later)
-            later.add_done_callback(self._reinforcing.discard)
-        return answer
+            for task in tasks.values():
+                task.cancel()
+        return found
+
+    def _count_accesses(self, found: Sequence[tuple[_Asking, Part]], words: Words, answer: RecallAnswer) -> None:
+        """Of what the whole answer has. Other servers, which cannot know before, are asked in the background."""
+        shown: dict[str, list[Recollection]] = {}
+        for one in answer.recollections:
+            shown.setdefault(one.memory, []).append(one)
+        for each, part in found:
+            kept = shown.get(part.memory, ())
+            if kept and part.actor is not None:
+                mine = replace(part.answer, recollections=tuple(kept))
+                self._reinforcement.queue_answer(part.actor, each.asked.scope.query, mine)
+            elif kept and each.wants_accesses:
+                later = asyncio.create_task(each.reinforce_other(words, kept))
+                self._reinforcing.add(later)
+                later.add_done_callback(self._reinforcing.discard)
 
     async def stop(self) -> None:
         """Other servers are no longer asked to count accesses."""
@@ -345,7 +381,7 @@ class SeveralMemories:
             while True:
                 standing.waiting.news.clear()
                 standing.watch([each.record for each in asked])
-                answer = await scoped.recall(asked, None, Together(standing.vectors), **changes)
+                answer = await scoped.recall(asked, None, Shared(standing.vectors), **changes)
                 change = standing.next_change(answer)
                 if change is not None:
                     listed.change_us, listed.recollections = self._clock.now_us(), len(change.ids)
@@ -356,16 +392,13 @@ class SeveralMemories:
                 await again()
                 asked = await scoped.find_memories()
 
-    async def _recall_alone(self, asked: Sequence[Asked], wire: Wire) -> RecallAnswer:
-        if not asked:  # left out
-            return replace(NOTHING, weak=True)
-        (each,) = asked
-        if (other := await wire.find_other(each.namespace, each.name)) is not None:
-            return await other.recall(each.scope, each.namespace, each.name, ())
-        return await self._recall_one(each.namespace, each.name, each.scope.query, None)
+    async def _wait_for_revisions(self, asking: Sequence[_Asking]) -> None:
+        """Wait for all memories at once."""
+        waited = [each.asked for each in asking if each.other is None and each.asked.scope.query.min_revision]
+        if waited:
+            await asyncio.gather(*map(self._wait_for_revision, waited))
 
     async def _wait_for_revision(self, asked: Asked) -> None:
-        """Wait for all memories at once."""
         with suppress(MemoryNotFound, *_UNANSWERED):  # the recall says so
             async with self._registry.use(asked.namespace, asked.name) as actor:
                 try:
@@ -374,29 +407,29 @@ class SeveralMemories:
                     error.message = f"{asked.path}: {error.message}"
                     raise
 
-    async def count_words(self, namespace: str, name: str, query: Query) -> WordStatistics:
+    async def count_words(
+        self, namespace: str, name: str, query: Query, shared: Shared | None = None
+    ) -> WordStatistics:
         """How often the words of a query occur in one memory."""
         async with self._registry.use(namespace, name) as actor:
-            return await self._recaller.count_words(actor, query)
+            return await self._recaller.count_words(actor, query, shared or Shared())
 
-    async def count_words_of_all(self, asked: Sequence[Asked], others: Sequence[OtherOwner | None]) -> Words:
+    async def count_words_of_all(self, asking: Sequence[_Asking], shared: Shared) -> Words:
         """The statistics of all memories, for each set of terms: languages differ in them."""
-        remote = [
-            asyncio.create_task(other.count_words(each.scope, each.namespace, each.name))
-            for each, other in zip(asked, others, strict=True)
-            if other is not None
-        ]
+        tasks = [asyncio.create_task(each.count_words_of_other()) for each in asking if each.other is not None]
         counted: list[WordStatistics] = []
         try:
-            for each, other in zip(asked, others, strict=True):
-                if other is None:
+            for each in asking:
+                if each.other is None:
+                    one = each.asked
                     with suppress(MemoryNotFound, *_UNANSWERED):  # the recall says so
-                        counted.append(await self.count_words(each.namespace, each.name, each.scope.query))
+                        counted.append(await self.count_words(one.namespace, one.name, one.scope.query, shared))
                     await pause_if_due()
-            for one in await asyncio.gather(*remote, return_exceptions=True):
-                counted += one if isinstance(one, tuple) else ()
+            for task in tasks:
+                with suppress(Exception):  # the recall says so
+                    counted += await task
         finally:
-            for task in remote:
+            for task in tasks:
                 task.cancel()
         found: dict[bytes, WordStatistics] = {}
         for each_counted in counted:
@@ -404,131 +437,17 @@ class SeveralMemories:
             found[each_counted.terms] = each_counted if known is None else known + each_counted
         return tuple(found.values())
 
-    async def _ask_here(self, asked: Asked, words: Words, wire: Wire, together: Together) -> Part:
-        query = replace(asked.scope.query, words=words)
-        if query.receipt:
-            query = replace(query, receipt=wire.add_words(query.receipt, words))
+    async def _rank_here(self, each: _Asking, words: Words, wire: Wire, shared: Shared) -> Part:
+        query = each.asked.scope.query
+        if words:
+            query = replace(query, words=words, receipt=query.receipt and wire.add_words(query.receipt, words))
         try:
-            answer = await self._recall_one(asked.namespace, asked.name, query, together)
+            part = await self._rank_one(each.asked.namespace, each.asked.name, query, shared)
         except (MemoryNotFound, *_UNANSWERED) as error:
-            return Part(asked, NOTHING, None, error)
+            part = Part(NOTHING, (), error=error)
         await pause_if_due()
-        return Part(asked, answer, together.actors.pop() if together.actors else None)
-
-
-def _reinforce_others(
-    parts: Sequence[Part], owners: Mapping[str, OtherOwner], words: Words, answer: RecallAnswer
-) -> Iterator[Coroutine[Any, Any, None]]:
-    """Have other servers count what the whole answer has: before, they cannot know."""
-    for part in parts:
-        asked, query = part.asked, part.asked.scope.query
-        wanted = asked.record.policy.recall.reinforce if query.reinforce is None else query.reinforce
-        kept = [one.id for found in answer.recollections if found.memory == asked.path for one in _fragments_of(found)]
-        if asked.path in owners and wanted and kept and query.as_of is None and part.error is None:
-            yield _reinforce_other(asked, owners[asked.path], words, kept)
-
-
-async def _reinforce_other(asked: Asked, owner: OtherOwner, words: Words, kept: Sequence[str]) -> None:
-    try:
-        await owner.reinforce(asked.scope, asked.namespace, asked.name, words, kept)
-    except EngineError as error:  # the answer is good without
-        log.info("accesses_not_counted", memory=asked.record.uid, error=error)
-
-
-async def _ask_other(asked: Asked, other: OtherOwner, words: Words) -> Part:
-    quiet = replaced(asked.scope, query=replace(asked.scope.query, reinforce=False))
-    try:
-        return Part(asked, await other.recall(quiet, asked.namespace, asked.name, words))
-    except (MemoryNotFound, *_UNANSWERED) as error:
-        return Part(asked, NOTHING, None, error)
+        return each.label(part)
 
 
 def _refuse_scopes(text: str) -> InvalidField:
     return InvalidField(f"query.scopes: {text}", violations=(FieldViolation("query.scopes", text),))
-
-
-def merge_answers(parts: Sequence[Part], whole: Query, limit: int) -> RecallAnswer:
-    """One answer: recollections by score times weight, each memory's in its own order; within the budget of tokens."""
-    if not parts:
-        return replace(NOTHING, weak=True)
-    ranked = _merge_rankings(parts)
-    missed = [NearMiss(one.scored, Stage.LIMIT, memory=one.memory) for one in ranked[limit:]]
-    others = [replaced(miss, memory=part.asked.path) for part in parts for miss in part.answer.near_misses]
-    others.sort(key=lambda miss: -miss.scored.score)
-    short_term = _list_short_term(parts)
-    shown = tuple(ranked[:limit])
-    answers = [part.answer for part in parts]
-    kept = {one.id for found in shown for one in _fragments_of(found)}
-    answer = RecallAnswer(
-        revision=0,
-        recollections=shown,
-        working_ids=tuple(short_term),
-        working=tuple([one for one in short_term.values() if one.id not in kept]),
-        eligible=sum(each.eligible for each in answers),
-        considered=sum(each.considered for each in answers),
-        best_relevance=max(each.best_relevance for each in answers),
-        degraded="; ".join(f"{part.asked.path}: {text}" for part in parts if (text := part.degraded)),
-        near_misses=tuple((missed + others)[: whole.near_misses]),
-        timings_s=_sum_timings(answers),
-        tokens=0,
-        formula=", ".join(dict.fromkeys(filter(None, (each.formula for each in answers)))),
-        weak=all(part.answer.weak for part in parts if part.error is None),
-        validity_change_us=min((at for each in answers if (at := each.validity_change_us) is not None), default=None),
-        interpreted=next((each.interpreted for each in answers if each.interpreted), ()),
-        unmatched=_find_unmatched([part.answer for part in parts if part.error is None]),
-    )
-    if whole.token_budget > 0:
-        answer = fit_answer(answer, list(short_term.values()), whole)
-    return replace(answer, memories=tuple(_describe_part(part, answer) for part in parts))
-
-
-def _merge_rankings(parts: Sequence[Part]) -> list[Recollection]:
-    """All recollections, best first; of a fragment that several memories hold, the first."""
-    keyed: list[tuple[float, int, int, Recollection]] = []
-    for number, part in enumerate(parts):
-        found = part.answer.recollections
-        # An earlier statement follows its later twin even with a greater score: the twin takes the place of both.
-        best = [*accumulate((one.scored.score for one in reversed(found)), max)][::-1]
-        keyed += [
-            (-score * part.asked.scope.weight, number, place, replace(one, memory=part.asked.path))
-            for place, (one, score) in enumerate(zip(found, best, strict=True))
-        ]
-    keyed.sort(key=lambda entry: entry[:3])
-    seen: dict[str, Recollection] = {}
-    for *_, one in keyed:
-        seen.setdefault(one.fragment.id, one)
-    return list(seen.values())
-
-
-def _fragments_of(one: Recollection) -> list[Fragment]:
-    return [one.fragment] if one.companion is None else [one.fragment, one.companion.fragment]
-
-
-def _list_short_term(parts: Sequence[Part]) -> dict[str, Fragment]:
-    """The working memory of all, by id: of each in its order, one memory after the other."""
-    found: dict[str, Fragment] = {}
-    for part in parts:
-        known = {one.id: one for one in part.answer.working}
-        known |= {one.id: one for each in part.answer.recollections for one in _fragments_of(each)}
-        found |= {id_: known[id_] for id_ in part.answer.working_ids if id_ not in found}
-    return found
-
-
-def _sum_timings(answers: Sequence[RecallAnswer]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for each in answers:
-        for step, took_s in each.timings_s.items():
-            found[step] = found.get(step, 0.0) + took_s
-    return found
-
-
-def _find_unmatched(answers: Sequence[RecallAnswer]) -> tuple[Unmatched, ...]:
-    """What of the filter nothing in any memory can match."""
-    return tuple([one for one in answers[0].unmatched if all(one in each.unmatched for each in answers)])
-
-
-def _describe_part(part: Part, answer: RecallAnswer) -> MemoryAnswer:
-    path = part.asked.path
-    own = replace(part.answer, degraded=part.degraded)
-    count = sum(one.memory == path for one in answer.recollections)
-    return MemoryAnswer(path, own, count, tuple([id_ for id_ in answer.working_ids if id_ in part.answer.working_ids]))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import IO
 
-from memstream_server.core.filters import EVERYTHING, Filter, passes
+from memstream_server.core.filters import EVERYTHING, Filter, make_test
 from memstream_server.core.retention import is_expired
 from memstream_server.core.values import Fragment, Structured, Tier
 from memstream_server.engine.errors import NOT_READ, JournalUnavailable, MemoryDeleted, MemoryNotFound, StorageIsFull
@@ -315,7 +315,8 @@ def _write_fragments(
     """
     writer, count = _Writer(file, given, disk), 0
     retention, chosen = scan.record.policy.retention, wanted.chosen
-    kept = None if chosen == EVERYTHING else {one.id for page in scan.pages() for one, _ in page if passes(one, chosen)}
+    matches = make_test(chosen)
+    kept = None if chosen == EVERYTHING else {one.id for page in scan.pages() for one, _ in page if matches(one)}
     for page in scan.pages():
         for fragment, vector in page:
             if is_expired(fragment, now_us, retention) or (kept is not None and fragment.id not in kept):
