@@ -36,6 +36,7 @@ NOTHING = RecallAnswer(0, (), (), (), 0, 0, 0.0, "", (), {}, 0, "")
 """An answer without anything."""
 Ranked = list[tuple[int, Recollection]]
 """Recollections, best first, each with the number of the memory that holds it."""
+_PARTS_AT_ONCE = 16
 _MERGED_AT_ONCE = 256
 """Recollections between two pauses, a fifth of a millisecond."""
 
@@ -126,13 +127,14 @@ def merge_rankings(parts: Sequence[Part]) -> Generator[None, None, Ranked]:
     for number, part in enumerate(parts):
         found = part.answer.recollections
         # A recollection goes before its own next one even with a smaller score: it takes the place of the greater.
-        best = [*accumulate((one.scored.score for one in reversed(found)), max)][::-1]
+        best = [*accumulate([one.scored.score for one in reversed(found)], max)][::-1]
         runs.append([(-score * part.weight, number, place, found[place]) for place, score in enumerate(best)])
-        yield
+        if number % _PARTS_AT_ONCE == _PARTS_AT_ONCE - 1:
+            yield
     seen: dict[str, tuple[int, Recollection]] = {}
     for count, (_, number, _, one) in enumerate(merge(*runs)):
         seen.setdefault(one.fragment.id, (number, one))
-        if count % _MERGED_AT_ONCE == 0:
+        if count % _MERGED_AT_ONCE == _MERGED_AT_ONCE - 1:
             yield
     return list(seen.values())
 
@@ -152,7 +154,7 @@ def arrange_twins(parts: Sequence[Part], ranked: Ranked) -> Ranked:
     """The recollections with the later one of twins first; an earlier one names it."""
     best = ranked[:AMONG]
     twins = {one.fragment.id: (number, parts[number].twins) for number, one in best}
-    if not any(known for _, known in twins.values()):
+    if not any([known for _, known in twins.values()]):
         return ranked
 
     def last_observed(one: Fragment) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from memstream_server.core import ranking
 from memstream_server.core.arrays import finish
 from memstream_server.core.candidates import Unread, candidates, widen_candidates
 from memstream_server.core.dense import Cosines, multiply_rows
-from memstream_server.core.filters import TestedConditions, search_metadata
+from memstream_server.core.filters import EVERYTHING, TestedConditions, search_metadata
 from memstream_server.core.lexical import Legs, WordStatistics, query_terms
 from memstream_server.core.policy import AUTO_LANGUAGE, RankingRule, Truth
 from memstream_server.core.ranking import Question
@@ -271,7 +271,9 @@ class Recaller:
         times = self._find_times(working, query, now_us, shared)
         terms = self._read_terms(working, query, shared)
         question = self._build_question(working, query, vector, now_us, times, terms)
-        tested = await run_in_slices(search_metadata(working.columns, query.filter))
+        tested: TestedConditions = {}
+        if query.filter != EVERYTHING:
+            tested = await run_in_slices(search_metadata(working.columns, query.filter))
         found = None
         if working.dense is not None:
             rank = partial(self._rank, working, query, question, tested)
