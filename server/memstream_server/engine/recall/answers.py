@@ -154,7 +154,7 @@ def arrange_twins(parts: Sequence[Part], ranked: Ranked) -> Ranked:
     """The recollections with the later one of twins first; an earlier one names it."""
     best = ranked[:AMONG]
     twins = {one.fragment.id: (number, parts[number].twins) for number, one in best}
-    if not any([known for _, known in twins.values()]):
+    if all(known is None for _, known in twins.values()):
         return ranked
 
     def last_observed(one: Fragment) -> tuple[int, int]:
