@@ -113,7 +113,7 @@ def test_session_of_a_host(name: str, own_server: ServerProcess, tmp_path: Path)
     root = tmp_path if asks_roots else Path.cwd()
     held = asyncio.run(contents(own_server.address, memory.replace("{project}", project_name(root))))
     assert {"We deploy on Tuesdays", "The server was restarted"} <= held
-    assert ("party \ufffd" in held) == (name != "codex"), "Codex refuses half an emoji by itself"
+    assert ("party \ufffd" in held) == (name != "codex"), "Codex refuses half an emoji before the call"
     assert {f"fact number {number}" for number in range(CALLS)} <= held
 
 

@@ -15,7 +15,7 @@ from tests.support.server import ServerProcess
 from tests.toolchains.languages import Go, fetch, find_program, node, run
 from tests.toolchains.programs import CACHE, Absent, alone
 
-pytestmark = pytest.mark.toolchain
+pytestmark = [pytest.mark.toolchain, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).with_name("with_traces")
 STORE = "private-namespace/private-memory"

@@ -37,6 +37,12 @@ func main() {
 	check(provider.Shutdown(ctx))
 }
 
+func queryOf(limit int32) *v1.RecallQuery {
+	query := memstream.TextQuery("private words")
+	query.Limit = &limit
+	return query
+}
+
 func use(ctx context.Context, client *memstream.Client) {
 	memory, err := client.CreateMemory(ctx, "private-namespace/private-memory", memstream.CreateOptions{})
 	check(err)
@@ -53,11 +59,11 @@ func use(ctx context.Context, client *memstream.Client) {
 	_, err = observing.Send(ctx, memstream.Text("more private words"))
 	check(err)
 	check(observing.Close(ctx))
-	_, err = memory.RecallOnce(ctx, &v1.RecallQuery{Observation: &v1.RecallQuery_Text{Text: "private words"}, Limit: 2})
+	_, err = memory.RecallOnce(ctx, queryOf(2))
 	check(err)
 	recalls, err := memory.Recall(ctx, "tuesday")
 	check(err)
-	_, err = recalls.Query(ctx, &v1.RecallQuery{Observation: &v1.RecallQuery_Text{Text: "private words"}, Limit: 1})
+	_, err = recalls.Query(ctx, queryOf(1))
 	check(err)
 	check(recalls.Close(ctx))
 	_, err = client.Memories.ForgetFragments(ctx, &v1.ForgetFragmentsRequest{
