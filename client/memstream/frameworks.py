@@ -25,6 +25,7 @@ Version: TypeAlias = tuple[int, ...]
 FRAMEWORKS: dict[str, tuple[Version, Version]] = {
     "agent-framework-core": ((1, 23), (1, 24)),
     "anthropic": ((2, 14), (2, 15)),
+    "crewai": ((1, 15, 30), (1, 16)),
     "dbgpt": ((0, 8), (0, 9)),
     "google-adk": ((2, 13), (2, 14)),
     "langgraph-checkpoint": ((4, 1), (5,)),

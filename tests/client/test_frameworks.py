@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
 import tomllib
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -14,11 +16,13 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from memstream.frameworks import FRAMEWORKS
+from memstream.importers import SHAPES
 from tests.support.pages import ROOT
 
 ADAPTERS = {
     "agent-framework-core": "agent_framework",
     "anthropic": "anthropic",
+    "crewai": "crewai",
     "dbgpt": "dbgpt",
     "google-adk": "google_adk",
     "langgraph-checkpoint": "langgraph",
@@ -77,14 +81,55 @@ def test_the_extra_has_the_bounds_of_the_adapter(package: str) -> None:
     assert [one.specifier for one in found] == [SpecifierSet(bounds(package))]
 
 
+def row_of(module: str) -> list[str]:
+    """The cells of an adapter in the table of docs/frameworks.md."""
+    page = (ROOT / "docs/frameworks.md").read_text("utf-8")
+    (row,) = re.findall(rf"^\| (.* \| `{module}` \| .*) \|$", page, re.M)
+    return str(row).split(" | ")
+
+
+def lines_in(files: Iterable[Path]) -> int:
+    return sum(len(file.read_text("utf-8").splitlines()) for file in files)
+
+
+@pytest.mark.parametrize("package", [package for package in FRAMEWORKS if package != "dbgpt"])
+def test_the_page_names_the_lines_of_an_adapter(package: str) -> None:
+    client = ROOT / "client/memstream"
+    files = [*client.glob(f"{ADAPTERS[package]}.py"), *(client / ADAPTERS[package]).glob("*.py")]
+    assert row_of(f"memstream.{ADAPTERS[package]}")[5] == f"{lines_in(files):,}"
+
+
+def test_the_page_names_lines_and_version_of_the_ai_sdk() -> None:
+    folder = ROOT / "client/typescript"
+    row = row_of("@memstream/client/ai")
+    assert row[5] == str(lines_in(folder.glob("src/ai*.ts")))
+    packages = json.loads((folder / "package-lock.json").read_text("utf-8"))["packages"]
+    assert row[4] == packages["node_modules/ai"]["version"]
+
+
 @pytest.mark.parametrize("package", [package for package in FRAMEWORKS if package != "dbgpt"])
 def test_the_page_names_the_versions_that_are_tested(package: str) -> None:
-    (row,) = re.findall(
-        rf"^\| .* \| `memstream\.{ADAPTERS[package]}` \| .*$",
-        (ROOT / "docs/frameworks.md").read_text("utf-8"),
-        re.M,
-    )
+    row = row_of(f"memstream.{ADAPTERS[package]}")
     files = [*(ROOT / "requirements/frameworks").glob("*.txt"), ROOT / "requirements/langgraph.txt"]
     locked = [line for file in files for line in file.read_text("utf-8").splitlines()]
     (version,) = {line.split()[0].partition("==")[2] for line in locked if line.startswith(f"{package}==")}
-    assert row.split(" | ")[4] == version
+    assert row[4] == version
+
+
+def test_the_page_of_importers_names_lines_and_versions() -> None:
+    """Each shape of `--from` is in one row, with its module's lines, and the versions of stores that tests write."""
+    page = (ROOT / "docs/importing.md").read_text("utf-8")
+    rows = re.findall(r"^\| `importers\.(\w+)` \| (.*?) \| (.*?) \| ([\d,]+) \|$", page, re.M)
+    assert sorted(name for row in rows for name in re.findall(r"`(.*?)`", row[1])) == sorted(
+        shape.name for shape in SHAPES
+    )
+    for module, names, _, lines in rows:
+        file = ROOT / f"client/memstream/importers/{module}.py"
+        assert lines == f"{lines_in([file])}", file
+        readers = [shape.read.__module__.rpartition(".")[2] for shape in SHAPES if f"`{shape.name}`" in names]
+        assert set(readers) == {module}
+    locked = (ROOT / "requirements/stores.txt").read_text("utf-8")
+    named = re.findall(r"(chromadb|langgraph-checkpoint-\w+) ([\d.]+\d)", "".join(row[2] for row in rows))
+    assert len(named) == 3
+    for package, version in named:
+        assert f"{package}=={version}\n" in locked

@@ -117,6 +117,13 @@ def slack(path: Path) -> Path:
             "edited": {"ts": "1"},
             "files": [{"id": "F1"}],
         },
+        {"user": "U1", "ts": "1683547300.000100", "text": "A root", "thread_ts": "1683547300.000100", "reply_count": 1},
+        {
+            "user": "U1",
+            "ts": "1683547310.000100",
+            "text": "An old root",
+            "replies": [{"user": "U2", "ts": "1683547320.1"}],
+        },
     ]
     members = {
         "users.json": json.dumps(users),
@@ -329,6 +336,8 @@ EXPORTS = (
         [
             ("general", "Bob", None, "@ann see plan (https://a.example) & go"),
             ("general/1683547250.000100", "ann", None, "In a thread"),
+            ("general/1683547300.000100", "Bob", None, "A root"),
+            ("general/1683547310.000100", "Bob", None, "An old root"),
             ("general", "Bob", None, "Next day"),
         ],
         {"reactions": 2, "notices (joins, topics, pins)": 1, "files": 1, "earlier words of edited messages": 1},

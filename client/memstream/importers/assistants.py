@@ -1,14 +1,25 @@
-"""Chats with assistants: ChatGPT's and Claude's `conversations.json`, and Letta's agent files."""
+"""Chats with assistants: ChatGPT's and Claude's `conversations.json`, Letta's agent files, LangGraph's checkpoints."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import PurePosixPath
 from typing import Any
 
-from memstream.importers.records import ROLES, InvalidSource, Options, Record, Report, plain_metadata, time_of
+from memstream.importers.memories import open_sqlite, postgres_rows
+from memstream.importers.records import (
+    ROLES,
+    InvalidSource,
+    Options,
+    Record,
+    Report,
+    digest_of,
+    plain_metadata,
+    time_of,
+)
 from memstream.importers.sources import Source
 from memstream.values import Role
 
@@ -234,3 +245,94 @@ def _sent_by_tool(message: Mapping[str, Any]) -> str:
             except (ValueError, AttributeError):
                 return ""
     return ""
+
+
+# Checkpoints of LangGraph.
+
+_SQLITE_CHECKPOINTS = """
+    SELECT thread_id, type, checkpoint, max(checkpoint_id) FROM checkpoints WHERE checkpoint_ns = '' GROUP BY thread_id
+"""
+_POSTGRES_CHECKPOINTS = """
+    SELECT latest.thread_id, latest.checkpoint ->> 'ts', blobs.type, blobs.blob
+    FROM (SELECT DISTINCT ON (thread_id) * FROM checkpoints WHERE checkpoint_ns = ''
+          ORDER BY thread_id, checkpoint_id DESC) latest
+    JOIN checkpoint_blobs blobs ON blobs.thread_id = latest.thread_id AND blobs.checkpoint_ns = ''
+        AND blobs.channel = 'messages' AND blobs.version = latest.checkpoint -> 'channel_versions' ->> 'messages'
+    ORDER BY latest.thread_id
+"""
+
+
+def read_checkpoints(source: Source, options: Options, report: Report) -> Iterator[Record]:
+    """The messages of the last checkpoint of each thread, of SqliteSaver (a file) or PostgresSaver (a URI).
+
+    They have the time of that checkpoint: LangGraph keeps none of theirs.
+    """
+    for thread, time, messages in _last_checkpoints(source):
+        report.keep("conversations")
+        for order, message in enumerate(messages, 1):
+            yield from _read_langchain_message(str(thread), time, message, report, f"{thread}: message {order}")
+
+
+def _last_checkpoints(source: Source) -> Iterator[tuple[Any, Any, list[Any]]]:
+    """Thread, time and messages. Raises InvalidSource."""
+    if source.path is None:
+        for thread, time, kind, blob in postgres_rows(source.uri, _POSTGRES_CHECKPOINTS):
+            yield thread, time, _listed(_unpacked(kind, blob, f"{thread}"))
+        return
+    with closing(open_sqlite(source, source.names[0])) as database:
+        for thread, kind, blob, _ in database.execute(_SQLITE_CHECKPOINTS):
+            read = _unpacked(kind, blob, f"{source.shown}: {thread}")
+            found = read if isinstance(read, dict) else {}
+            values = found.get("channel_values")
+            yield thread, found.get("ts"), _listed(values.get("messages") if isinstance(values, dict) else None)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _unpacked(kind: Any, blob: bytes, place: str) -> Any:
+    """A value as LangGraph packs it, with objects as their fields: no class of the source is made."""
+    try:
+        import ormsgpack
+    except ImportError as error:
+        raise InvalidSource("checkpoints need ormsgpack: pip install '.[langgraph]'") from error
+
+    def fields_of(code: int, data: bytes) -> Any:
+        found = ormsgpack.unpackb(data, ext_hook=fields_of, option=ormsgpack.OPT_NON_STR_KEYS)
+        return found[2] if isinstance(found, list) and len(found) > 2 else found  # module, class, fields, method
+
+    try:
+        if kind == "json":
+            return json.loads(blob)
+        return ormsgpack.unpackb(blob, ext_hook=fields_of, option=ormsgpack.OPT_NON_STR_KEYS)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSource(f"{place}: is no checkpoint that can be read ({error})") from error
+
+
+def _read_langchain_message(thread: str, time: Any, message: Any, report: Report, place: str) -> Iterator[Record]:
+    said = message if isinstance(message, dict) else {}
+    role = {"human": "user", "ai": "assistant"}.get(str(said.get("type")), "")
+    report.lose("tool calls", len(_listed(said.get("tool_calls"))))
+    if not role:
+        report.lose("system messages and outputs of tools")
+        return
+    blocks = said.get("content")
+    texts = [blocks] if isinstance(blocks, str) else [
+        one if isinstance(one, str) else one.get("text") for one in _listed(blocks) if isinstance(one, str | dict)
+    ]  # fmt: skip
+    report.lose("images, files and other parts", sum(1 for one in texts if not isinstance(one, str)))
+    text = "\n\n".join(one for one in texts if isinstance(one, str) and one.strip())
+    if not text:
+        if not said.get("tool_calls"):
+            report.skip("has no text", place)
+        return
+    yield Record(
+        id=f"{thread}/{said.get('id') or digest_of(place)}",
+        text=text,
+        session=thread,
+        speaker=str(said.get("name") or role),
+        role=ROLES[role],
+        time=time_of(time),
+        place=place,
+    )

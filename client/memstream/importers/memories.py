@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -127,9 +128,10 @@ def read_mem0(source: Source, options: Options, report: Report) -> Iterator[Reco
 
 def read_langgraph(source: Source, options: Options, report: Report) -> Iterator[Record]:
     """The items of the table `store`, of SqliteStore (a file) or PostgresStore (a URI)."""
-    rows = _postgres_rows(source.uri) if source.path is None else _sqlite_store_rows(source)
-    for prefix, key, value, created in rows:
+    rows = postgres_rows(source.uri, STORE_ROWS) if source.path is None else _sqlite_store_rows(source)
+    for prefix, key, value, created, ttl in rows:
         place = f"{source.title}: {prefix} {key}"
+        report.lose("times to live", ttl is not None)
         read = json.loads(value) if isinstance(value, str | bytes) else value
         text, about = split_text(read if isinstance(read, dict) else {"value": read}, options, report)
         if not text:
@@ -150,12 +152,17 @@ def read_langgraph(source: Source, options: Options, report: Report) -> Iterator
 
 
 def _sqlite_store_rows(source: Source) -> Iterator[tuple[Any, ...]]:
-    with closing(_open_sqlite(source, source.names[0])) as database:
-        report_of = "SELECT prefix, key, value, created_at FROM store ORDER BY prefix, key"
-        yield from database.execute(report_of)
+    name = source.names[0]
+    ttl = "ttl_minutes" if has_table(source, name, "store", {"ttl_minutes"}) else "NULL"  # not in older stores
+    with closing(open_sqlite(source, name)) as database:
+        yield from database.execute(f"SELECT prefix, key, value, created_at, {ttl} FROM store ORDER BY prefix, key")
 
 
-def _postgres_rows(uri: str) -> Iterator[tuple[Any, ...]]:
+STORE_ROWS = "SELECT prefix, key, value, created_at, to_jsonb(store) ->> 'ttl_minutes' FROM store ORDER BY prefix, key"
+
+
+def postgres_rows(uri: str, query: str) -> Iterator[tuple[Any, ...]]:
+    """The rows of a query, in parts. Raises InvalidSource."""
     try:
         import psycopg
     except ImportError as error:
@@ -163,7 +170,7 @@ def _postgres_rows(uri: str) -> Iterator[tuple[Any, ...]]:
     try:
         with psycopg.connect(uri, connect_timeout=10) as database, database.cursor("memstream_import") as rows:
             rows.itersize = 500
-            rows.execute("SELECT prefix, key, value, created_at FROM store ORDER BY prefix, key")
+            rows.execute(query)
             yield from rows
     except psycopg.Error as error:
         why = str(error).split("\n")[0]
@@ -184,19 +191,23 @@ def read_chroma(source: Source, options: Options, report: Report) -> Iterator[Re
     name = chroma_file(source)
     if name is None:
         raise InvalidSource(f"{source.shown}: has no chroma.sqlite3")
-    with closing(_open_sqlite(source, name)) as database:
+    with closing(open_sqlite(source, name)) as database:
         names = [row[0] for row in database.execute("SELECT name FROM collections ORDER BY name")]
         collection = options.collection or (names[0] if len(names) == 1 else "")
         if collection not in names:
             raise InvalidSource(f"{source.shown}: name one of its collections with --collection: {', '.join(names)}")
         rows = database.execute(
-            "SELECT e.embedding_id, e.created_at, m.key, m.string_value, m.int_value, m.float_value, m.bool_value "
+            "SELECT e.id, e.embedding_id, e.created_at, "
+            "m.key, m.string_value, m.int_value, m.float_value, m.bool_value "
             "FROM collections c JOIN segments s ON s.collection = c.id JOIN embeddings e ON e.segment_id = s.id "
             "LEFT JOIN embedding_metadata m ON m.id = e.id WHERE c.name = ? ORDER BY e.id, m.key",
             (collection,),
         )
-        for key, made, found in _group_chroma(rows):
+        lists = has_table(source, name, "embedding_metadata_array", {"id", "key"})
+        for number, key, made, found in _group_chroma(rows):
             place = f"{collection}: {key}"
+            if lists:
+                found |= _chroma_lists(database, number)
             text = found.get(options.fields.get("text", "chroma:document"))
             if not isinstance(text, str) or not text.strip():
                 report.skip("has no document", place)
@@ -213,27 +224,34 @@ def read_chroma(source: Source, options: Options, report: Report) -> Iterator[Re
             yield from with_fields(record, found, options, report)
 
 
-def _group_chroma(rows: Iterator[tuple[Any, ...]] | sqlite3.Cursor) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Rows of one embedding, one for each key of its metadata, as one."""
-    last: str | None = None
-    made: Any = None
-    found: dict[str, Any] = {}
-    for key, time, name, text, whole, real, flag in rows:
-        if last is not None and key != last:
-            yield last, made, found
-            found = {}
-        last, made = str(key), time
-        if name is not None:
-            value = bool(flag) if flag is not None else next((v for v in (text, whole, real) if v is not None), None)
-            found[str(name)] = value
-    if last is not None:
-        yield last, made, found
+def _group_chroma(
+    rows: Iterator[tuple[Any, ...]] | sqlite3.Cursor,
+) -> Iterator[tuple[int, str, Any, dict[str, Any]]]:
+    """Rows of one embedding, one for each key of its metadata, as one: its number, id, time and metadata."""
+    for (number, key, made), group in groupby(rows, lambda row: row[:3]):
+        yield number, str(key), made, {str(row[3]): _chroma_value(*row[4:]) for row in group if row[3] is not None}
+
+
+def _chroma_lists(database: sqlite3.Connection, number: int) -> dict[str, list[Any]]:
+    """The metadata of an embedding whose values are lists, which Chroma 1.5 and later keep apart."""
+    found: dict[str, list[Any]] = {}
+    for key, *values in database.execute(
+        "SELECT key, string_value, int_value, float_value, bool_value FROM embedding_metadata_array "
+        "WHERE id = ? ORDER BY rowid",
+        (number,),
+    ):
+        found.setdefault(str(key), []).append(_chroma_value(*values))
+    return found
+
+
+def _chroma_value(text: str | None, whole: int | None, real: float | None, flag: int | None) -> Any:
+    return bool(flag) if flag is not None else next((one for one in (text, whole, real) if one is not None), None)
 
 
 # Rows with fields, for all of these.
 
 
-def _open_sqlite(source: Source, name: str) -> sqlite3.Connection:
+def open_sqlite(source: Source, name: str) -> sqlite3.Connection:
     """A database, read only. Raises InvalidSource: for a member of an archive, too."""
     if source.path is None or (source.path.is_file() and PurePosixPath(name).name != source.path.name):
         raise InvalidSource(f"{source.shown}: unpack the archive: a database is not read from inside it")
@@ -250,7 +268,7 @@ def has_table(source: Source, name: str, table: str, columns: set[str]) -> bool:
     """Whether a SQLite file has a table with these columns."""
     if not is_sqlite(source, name):
         return False
-    with closing(_open_sqlite(source, name)) as database:
+    with closing(open_sqlite(source, name)) as database:
         return columns <= {str(row[1]) for row in database.execute(f"PRAGMA table_info({table})")}
 
 

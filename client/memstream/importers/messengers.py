@@ -68,7 +68,11 @@ def _read_slack_message(
     if not text.strip():
         report.skip("has no text", place)
         return
-    stamp, thread = str(message.get("ts") or ""), message.get("thread_ts")
+    stamp = str(message.get("ts") or "")
+    begins_thread = message.get("reply_count") or message.get(
+        "replies"
+    )  # exports of old threads have no thread_ts there
+    thread = message.get("thread_ts") or (stamp if begins_thread else None)
     seconds = float(stamp) if re.fullmatch(r"\d{9,11}(\.\d+)?", stamp) else stamp or None
     user = str(message.get("user") or message.get("bot_id") or "")
     yield Record(

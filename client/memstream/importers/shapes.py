@@ -84,6 +84,12 @@ def _is_langgraph(source: Source) -> bool:
     return len(source.names) == 1 and memories.has_table(source, source.names[0], "store", columns)
 
 
+def _is_checkpoints(source: Source) -> bool:
+    if source.path is None or len(source.names) != 1:
+        return False
+    return memories.has_table(source, source.names[0], "checkpoints", {"thread_id", "checkpoint_ns", "checkpoint"})
+
+
 SHAPES = (
     Shape(
         "chatgpt",
@@ -112,6 +118,13 @@ SHAPES = (
     Shape("mcp-memory", "entities and relations, as JSON or JSON Lines", _is_mcp_memory, memories.read_mcp_memory),
     Shape("mem0", "a list of objects with memory, as get_all returns", _is_mem0, memories.read_mem0),
     Shape("langgraph", "postgresql://, or SQLite with a table store", _is_langgraph, memories.read_langgraph),
+    Shape(
+        "langgraph-checkpoints",
+        "SQLite with a table checkpoints; of postgresql:// by name",
+        _is_checkpoints,
+        assistants.read_checkpoints,
+        chat=True,
+    ),
     Shape(
         "chroma",
         "a directory with chroma.sqlite3",
