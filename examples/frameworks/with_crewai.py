@@ -22,9 +22,7 @@ def main(address: str) -> None:
     model = LLM(model="openai/gpt-5-mini", base_url=url, api_key=os.environ["OPENAI_API_KEY"])
     with memstream.sync.connect(address) as client:
         memory = MemstreamMemory(client, "crewai-example/bob", llm=model)
-        joy = Agent(
-            role="Joy", goal="Answer in one sentence.", backstory="You are kind.", llm=model, memory=memory, verbose=False
-        )
+        joy = Agent(role="Joy", goal="Answer in one sentence.", backstory="You are kind.", llm=model, memory=memory)
         for text in ("What is my name?", "I am Bob"):
             print(text, joy.kickoff(text).raw)
 
