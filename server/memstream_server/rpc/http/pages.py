@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import mimetypes
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,10 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 METRICS = "/metrics"
+_PRELOAD = b"<!-- modulepreload -->"
+"""Where the page gets a link to every module."""
+_FIRST_MODULE = "boot.js"
+"""The page loads it itself."""
 _STATUS = {Code.UNAUTHENTICATED: 401, Code.PERMISSION_DENIED: 403, Code.INVALID_ARGUMENT: 400}
 
 
@@ -55,17 +60,25 @@ class File:
 def read_files(folder: Path = FOLDER) -> dict[str, File]:
     """The files by path: `/` is the page, the others are below /console/."""
     found: dict[str, File] = {}
-    for path in sorted(folder.rglob("*")):
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))}
+    for name, path in paths.items():
         if path.suffix not in (".html", ".js", ".css"):
             continue
-        name = path.relative_to(folder).as_posix()
         body = path.read_bytes()
+        if path.suffix == ".html":
+            body = body.replace(_PRELOAD, _preload_modules(paths).encode())
         media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
         if path.suffix == ".js":
             media_type = "text/javascript"  # on some systems the table of types has another one
         file = File(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:24]}"')
         found["/" if name == "index.html" else f"/console/{name}"] = file
     return found
+
+
+def _preload_modules(names: Iterable[str]) -> str:
+    """Links that load all modules at once: an import is otherwise found only after the file with it has come."""
+    modules = (name for name in names if name.endswith(".js") and name != _FIRST_MODULE)
+    return "\n".join(f'<link rel="modulepreload" href="console/{name}">' for name in modules)
 
 
 class Console:
