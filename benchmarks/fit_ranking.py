@@ -238,21 +238,9 @@ def share_out(found: dict[str, float], present: fitted_weights.FittedWeights) ->
     )
 
 
-def weights_of(fitted: fitted_weights.FittedWeights) -> Weights:
-    """The formula with these weights and the other defaults."""
-    return Weights(
-        dense=fitted.dense,
-        lexical=fitted.lexical,
-        context=fitted.context,
-        reply=fitted.reply,
-        time=fitted.time,
-        cosine_low=fitted.cosine_low,
-    )
-
-
 def measure_recall(talks: Sequence[Talk], fitted: fitted_weights.FittedWeights) -> Matrix:
     """(questions, depths): share of the evidence among the first, as the server ranks."""
-    weights, rows = weights_of(fitted), []
+    weights, rows = Weights.of_fitted(fitted), []
     for talk in talks:
         allowed = mask(talk.columns, Filter(), 0)
         for each in talk.asked:

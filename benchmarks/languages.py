@@ -51,12 +51,7 @@ LOW_DENSE = 0.05
 DEPTHS = (4, 10, 20)
 NOW_US = 1_700_000_000_000_000
 _END = re.compile(r"(?<=[.!?؟।])[\"”»')\]]*\s+(?=[^\W_a-z]|[\"“«(\[])|(?<=[。！？])")  # noqa: RUF001 - intended characters
-USUAL = Weights(
-    dense=MODEL.dense_weight,
-    lexical=MODEL.lexical_weight,
-    context=MODEL.context_weight,
-    reply=MODEL.reply_factor,
-)
+USUAL = Weights.of_fitted(MODEL.fitted)
 ANALYZER, EMBEDDER = SnowballAnalyzer(), HashingEmbedder()
 Analyze = Callable[[str, bool], Terms]
 """The terms of a text; True: of a question."""
@@ -158,10 +153,10 @@ def weights_with_dense(dense: float) -> Weights:
 
 def print_model(directory: Path, codes: Sequence[str], model_dir: Path) -> None:
     """The recall with a model's vectors and weights, and with the dense weight that a policy may lower."""
-    from fit_ranking import Vectors, weights_of  # a sibling, on the path of a program
+    from fit_ranking import Vectors  # a sibling, on the path of a program
 
     vectors = Vectors(model_dir)
-    usual = weights_of(vectors.present)
+    usual = Weights.of_fitted(vectors.present)
     print(f"| | words | {model_dir.parent.name} | dense {LOW_DENSE:g} |\n|---|---|---|---|")
     for code in codes:
         texts, analyze = (

@@ -98,15 +98,7 @@ class Vectors:
 
             self._embedder = OnnxEmbedder(directory)
         self.model = asyncio.run(self._embedder.model())
-        self.usual = Weights(
-            dense=self.model.dense_weight,
-            lexical=self.model.lexical_weight,
-            context=self.model.context_weight,
-            reply=self.model.reply_factor,
-            time=self.model.time_weight,
-            cosine_low=self.model.cosine_low,
-            cosine_high=self.model.cosine_high,
-        )
+        self.usual = Weights.of_fitted(self.model.fitted)
 
     def of(self, texts: Sequence[str]) -> Floats:
         """(texts, dimension)."""

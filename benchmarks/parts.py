@@ -53,7 +53,7 @@ class ObservationParts:
     def decide(self, fragments: Sequence[Fragment], vectors: Floats) -> None:
         """One decision after the other, each with the vector of its content."""
         for one, vector in zip(fragments, vectors, strict=True):
-            self._state = observe(self._state, Newcomer(one, vector), self._policy, MODEL.similarity_min).state
+            self._state = observe(self._state, Newcomer(one, vector), self._policy, MODEL.fitted.similarity_min).state
 
     def _decide_all(self, groups: Sequence[Sequence[Fragment]], vectors: Sequence[Floats]) -> None:
         for some, each in zip(groups, vectors, strict=True):

@@ -27,6 +27,7 @@ from memstream_server.core.columns import Columns
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.ranking import rank
 from memstream_server.core.scores import TIMED_PARTS
+from memstream_server.core.weights import Weights
 
 if TYPE_CHECKING:
     from fit_ranking import Asked, Vectors
@@ -93,9 +94,9 @@ def _ask_all(
 
 def fit_time(questions: Sequence[Questions], fitted: fitted_weights.FittedWeights) -> float:
     """The weight of the time part, with the present weights of the others, in hundredths."""
-    from fit_ranking import fit_logistic, weights_of
+    from fit_ranking import fit_logistic
 
-    w = weights_of(fitted)
+    w = Weights.of_fitted(fitted)
     parts = dict.fromkeys(TIMED_PARTS, 0.0) | {
         "dense": w.dense,
         "lexical": w.lexical,
@@ -118,9 +119,7 @@ def measure(
     questions: Questions, asked: Sequence[Asked], fitted: fitted_weights.FittedWeights
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
     """(questions, depths): share of the evidence among the first, of what the depth allows."""
-    from fit_ranking import weights_of
-
-    weights, allowed = weights_of(fitted), mask(questions.columns, Filter(), 0)
+    weights, allowed = Weights.of_fitted(fitted), mask(questions.columns, Filter(), 0)
     rows = []
     for each in asked:
         ranked = finish(rank(questions.columns, each.legs, each.cosines, each.question, weights, allowed)).results

@@ -17,12 +17,7 @@ from memstream_server.core.values import Fragment
 from memstream_server.core.weights import Weights
 
 ANALYZER, EMBEDDER = SnowballAnalyzer(), HashingEmbedder()
-WEIGHTS = Weights(
-    dense=MODEL.dense_weight,
-    lexical=MODEL.lexical_weight,
-    context=MODEL.context_weight,
-    reply=MODEL.reply_factor,
-)
+WEIGHTS = Weights.of_fitted(MODEL.fitted)
 CHINESE = [
     "我昨天买了一辆自行车",
     "我妹妹在上海学习音乐",

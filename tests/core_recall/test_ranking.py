@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from memstream_server.core.candidates import best, candidates
 from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.filters import Filter, mask
+from memstream_server.core.fitted_weights import FittedWeights
 from memstream_server.core.lexical import LexicalIndex, query_terms
 from memstream_server.core.ranking import (
     Question,
@@ -126,6 +127,15 @@ def test_parts_sum_to_the_score_exactly(
     returned = {scored.id for scored in answer.results}
     assert not returned & {miss.scored.id for miss in answer.near_misses}
     assert len(returned) + len(answer.near_misses) == min(len(rows), len(returned) + misses)
+
+
+def test_every_fitted_weight_reaches_the_formula() -> None:
+    fitted = FittedWeights(*(number / 16 for number in range(1, len(fields(FittedWeights)) + 1)))
+    given = {each.name: getattr(fitted, each.name) for each in fields(FittedWeights)}
+    for about_cosines in ("similarity_min", "related_min"):
+        del given[about_cosines]
+    made = Weights.of_fitted(fitted)
+    assert {name: getattr(made, name) for name in given} == given
 
 
 def test_the_default_formula() -> None:

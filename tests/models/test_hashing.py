@@ -55,7 +55,7 @@ def test_closer_words_are_closer() -> None:
         cosine(said, "stock prices fell sharply"),
     )
     assert same > parts > abs(other)
-    assert same > MODEL.similarity_min
+    assert same > MODEL.fitted.similarity_min
 
 
 def test_order_of_words_counts_a_little() -> None:
@@ -69,7 +69,7 @@ async def test_many_texts_pass_in_batches() -> None:
 
 
 def test_the_space_weighs_itself_low() -> None:
-    assert (MODEL.dense_weight, MODEL.lexical_weight, MODEL.context_weight) == (0.05, 0.34, 0.61)
+    assert (MODEL.fitted.dense, MODEL.fitted.lexical, MODEL.fitted.context) == (0.05, 0.34, 0.61)
 
 
 def test_vectors_of_a_space_never_change() -> None:

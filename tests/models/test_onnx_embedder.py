@@ -129,8 +129,7 @@ async def test_a_known_model_has_its_own_weights(tmp_path: Path) -> None:
     known = OnnxEmbedder(directory)
     for made, row, low in ((other, MODEL, 0.0), (known, BGE_SMALL_EN_V1_5, 0.4)):
         model = await made.model()
-        assert (model.dense_weight, model.lexical_weight, model.context_weight) == (row.dense, row.lexical, row.context)
-        assert (model.cosine_low, model.similarity_min) == (low, row.similarity_min)
+        assert (model.fitted, model.fitted.cosine_low) == (row, low)
         await made.close()
 
 

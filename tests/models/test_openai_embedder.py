@@ -15,6 +15,7 @@ import pytest
 from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding, parse_vectors
 from memstream_server.adapters.models.openai_errors import retry_after_s
 from memstream_server.adapters.models.resilience import Resilience
+from memstream_server.core.fitted_weights import FittedWeights
 from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUnavailable, Spent
 from tests.support.fake_openai import JSON, FakeOpenAI, Fault
 from tests.support.waiting import until
@@ -46,9 +47,10 @@ async def test_vectors_come_in_order_and_of_unit_length() -> None:
 
 
 async def test_the_dimension_is_asked_once() -> None:
-    reading = EmbeddingModel(name="ignored", dimension=0, similarity_min=0.6)
+    fitted = FittedWeights(dense=0.2, lexical=0.3, context=0.5, reply=0.3, time=0.1, similarity_min=0.6)
+    reading = EmbeddingModel(name="ignored", dimension=0, fitted=fitted)
     async with embedding(reading=reading) as (fake, embedder):
-        assert await embedder.model() == EmbeddingModel("m", 8, similarity_min=0.6)
+        assert await embedder.model() == EmbeddingModel("m", 8, fitted)
         await embedder.model()
         assert len(fake.seen) == 1
 

@@ -18,7 +18,9 @@ class FittedWeights:
     time: float
     """Weight of the time part, by benchmarks/time_questions.py."""
     cosine_low: float = 0.0
-    """Not fitted: the cosine of texts without relation, which maps to 0 on the dense leg (1 maps to 1)."""
+    """Not fitted: the cosine of texts without relation, which maps to 0 on the dense leg,"""
+    cosine_high: float = 1.0
+    """and of the same text, which maps to 1."""
     similarity_min: float = 0.75
     """Not fitted: the cosine that counts as a hit of the enhancement rule."""
     related_min: float | None = None

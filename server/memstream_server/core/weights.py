@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.fitted_weights import MODEL
+from memstream_server.core.fitted_weights import MODEL, FittedWeights
 from memstream_server.core.lexical import Floats
 
 
@@ -29,6 +29,11 @@ class Weights:
     cosine_low: float = 0.0
     cosine_high: float = 1.0
     """Cosines that map to 0 and 1 on the dense leg; clipped outside."""
+
+    @classmethod
+    def of_fitted(cls, fitted: FittedWeights) -> Weights:
+        """The formula with the fitted values, each in the field of its name, and the other defaults."""
+        return cls(**{name: getattr(fitted, name) for name in FittedWeights.__slots__ if name in cls.__slots__})
 
 
 def scale_cosines(cosines: Floats, w: Weights) -> Floats:

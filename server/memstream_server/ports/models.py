@@ -61,50 +61,16 @@ class ModelRefused(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingModel:
-    """An embedding space and the interpretation of its cosines.
-
-    cosine_low and cosine_high map a cosine to the dense leg's [0, 1]; similarity_min is the threshold of the
-    enhancement rule; the weights of the legs are relevance's defaults and sum to 1; the reply part weighs
-    `reply_factor` times the context weight, the time part `time_weight` (core/ranking.py). From `related_min` on a text
-    is about a question with which it shares no word; None: not measured.
-    """
+    """An embedding space, and the weights by which its cosines are read."""
 
     name: str
     dimension: int
-    cosine_low: float = 0.0
-    cosine_high: float = 1.0
-    similarity_min: float = 0.75
-    dense_weight: float = MODEL.dense
-    lexical_weight: float = MODEL.lexical
-    context_weight: float = MODEL.context
-    reply_factor: float = MODEL.reply
-    time_weight: float = MODEL.time
-    related_min: float | None = None
+    fitted: FittedWeights = MODEL
     instant: bool = False
     """Whether it embeds a few texts within a millisecond, in this process, and refuses none."""
     computed: bool = False
     """Whether the text alone determines every bit of a vector, at no cost: the journal computes vectors, and stores
     none. A change of the computation needs another name."""
-
-
-def fitted_model(
-    name: str, dimension: int, fitted: FittedWeights, *, instant: bool = False, computed: bool = False
-) -> EmbeddingModel:
-    """A model whose cosines are read with these weights."""
-    return EmbeddingModel(
-        name=name,
-        dimension=dimension,
-        cosine_low=fitted.cosine_low,
-        similarity_min=fitted.similarity_min,
-        dense_weight=fitted.dense,
-        lexical_weight=fitted.lexical,
-        context_weight=fitted.context,
-        reply_factor=fitted.reply,
-        time_weight=fitted.time,
-        related_min=fitted.related_min,
-        instant=instant,
-        computed=computed,
-    )
 
 
 @dataclass(slots=True, eq=False)

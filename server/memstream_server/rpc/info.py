@@ -75,9 +75,9 @@ class ServerService:
             embedding=pb.EmbeddingModel(
                 name=info.embedding.name,
                 dimension=info.embedding.dimension,
-                cosine_low=info.embedding.cosine_low,
-                cosine_high=info.embedding.cosine_high,
-                similarity_min=info.embedding.similarity_min,
+                cosine_low=info.embedding.fitted.cosine_low,
+                cosine_high=info.embedding.fitted.cosine_high,
+                similarity_min=info.embedding.fitted.similarity_min,
             ),
             scorer_model=info.scorer_model,
             insight_model=info.insight_model,

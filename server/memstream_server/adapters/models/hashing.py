@@ -23,13 +23,13 @@ from memstream_server.adapters.models.words import Stems, words
 from memstream_server.core.arrays import Growing
 from memstream_server.core.fitted_weights import HASHING
 from memstream_server.ports.journal.spaces import ComputeVectors
-from memstream_server.ports.models import EmbeddingModel, fitted_model
+from memstream_server.ports.models import EmbeddingModel
 
 Floats = npt.NDArray[np.float32]
 DIMENSION = 384
 INPUT_CHARACTERS_MAX = 8_000
 # Raise the number in the name with every change that makes vectors incomparable.
-MODEL = fitted_model("hashing-1", DIMENSION, HASHING, instant=True, computed=True)
+MODEL = EmbeddingModel("hashing-1", DIMENSION, HASHING, instant=True, computed=True)
 _PAIR_WEIGHT = 0.5
 _GRAMS_WEIGHT = 0.5
 """Total weight of a word's n-gram features, relative to 1 for its stem."""

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from memstream_server.adapters.models import onnx_files
 from memstream_server.adapters.models.onnx_files import OnnxModelError
 from memstream_server.core import fitted_weights
-from memstream_server.ports.models import EmbeddingModel, ModelRefused, fitted_model
+from memstream_server.ports.models import EmbeddingModel, ModelRefused
 
 Floats = npt.NDArray[np.float32]
 BATCH_TEXTS = 8
@@ -52,7 +52,7 @@ class OnnxEmbedder:
         self._dimension = self._try_model(file)
         self._alone = not np.allclose(self._embed_batch(_PROBE[:1]), self._embed_batch(_PROBE)[:1], atol=1e-4)
         fitted = fitted_weights.of_model(onnx_files.known_model(directory))
-        self._model = fitted_model(onnx_files.model_name(directory, file), self._dimension, fitted)
+        self._model = EmbeddingModel(onnx_files.model_name(directory, file), self._dimension, fitted)
 
     async def model(self) -> EmbeddingModel:
         """The space, known from loading."""

@@ -362,7 +362,7 @@ class Actor:
         if change.policy is None:
             return change
         policy = effective_policy(change.policy, self._models)
-        transition = settle_held(self.working.state, policy, self.working.embedding.model.similarity_min)
+        transition = settle_held(self.working.state, policy, self.working.embedding.model.fitted.similarity_min)
         if not transition.events:
             return change
         jobs = jobs_of(self.working, transition, (), self._runtime)

@@ -123,7 +123,7 @@ def _decide_one(
         bool(named),
         find_superseded(working, state, known, named, fragment, fragment.id) if named else (),
     )
-    step = observe(state, newcomer, policy, working.embedding.model.similarity_min)
+    step = observe(state, newcomer, policy, working.embedding.model.fitted.similarity_min)
     known.apply_step(step)
     return step if gone is None else join_all((gone, step))
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -137,21 +138,21 @@ def weak_floor(policy: Policy, query: Query) -> float | None:
 
 def weights_of(policy: Policy, query: Query, embedding: EmbeddingModel) -> Weights:
     """The weights of the formula: from the query, else the policy, else the embedding model."""
-    given = policy.recall
-    return Weights(
+    given, usual = policy.recall, _usual_weights(embedding.fitted)
+    return replace(
+        usual,
         alpha=given.alpha if query.alpha is None else query.alpha,
         beta=given.beta if query.beta is None else query.beta,
         gamma=given.gamma if query.gamma is None else query.gamma,
         decay_per_hour=given.decay_per_hour,
-        dense=embedding.dense_weight if given.dense_weight is None else given.dense_weight,
-        lexical=embedding.lexical_weight if given.lexical_weight is None else given.lexical_weight,
-        context=embedding.context_weight if given.context_weight is None else given.context_weight,
-        reply=embedding.reply_factor,
-        time=embedding.time_weight,
+        dense=usual.dense if given.dense_weight is None else given.dense_weight,
+        lexical=usual.lexical if given.lexical_weight is None else given.lexical_weight,
+        context=usual.context if given.context_weight is None else given.context_weight,
         speaker_bonus=given.speaker_bonus,
-        cosine_low=embedding.cosine_low,
-        cosine_high=embedding.cosine_high,
     )
+
+
+_usual_weights = lru_cache(8)(Weights.of_fitted)
 
 
 def truth_of(policy: Policy, query: Query) -> Truth:

@@ -225,7 +225,7 @@ class Recaller:
         floor = weak_floor(record.policy, query)
         if floor is not None:
             return found.considered.best_match < floor
-        related_min = working.embedding.model.related_min
+        related_min = working.embedding.model.fitted.related_min
         if related_min is not None and found.nearness >= related_min:
             return False
         if not found.shared:

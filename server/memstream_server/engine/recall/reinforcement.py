@@ -167,7 +167,7 @@ class Reinforcement:
         working = actor.working
         anchors, policy = working.state.short_term, working.record.policy.short_term
         # Without a possible hit the offer changes nothing, so that its place among the decisions does not matter.
-        if working.embedding is not space or not may_hit(anchors, vectors, policy, space.model.similarity_min):
+        if working.embedding is not space or not may_hit(anchors, vectors, policy, space.model.fitted.similarity_min):
             return
         pairs = zip(new, vectors, strict=True)
         found = [Recollected(one.id, one.content, vector, one.structured) for one, vector in pairs]
@@ -215,7 +215,7 @@ class Reinforcement:
             and there[slot]
             and not working.columns.is_superseded(slot)
         ]
-        transition = recollect(working.state, here, policy, working.embedding.model.similarity_min)
+        transition = recollect(working.state, here, policy, working.embedding.model.fitted.similarity_min)
         if not transition.events:
             return None
         return Decision(transition=transition, jobs=jobs_of(working, transition, (), self._runtime))
