@@ -1,4 +1,4 @@
-"""Settings for the Helm chart: names, and types with bounds in the JSON schema of its values."""
+"""What the Helm chart knows of the server: settings with types and bounds, in the JSON schema of its values; verbs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from memstream_server.rpc.access.caller import Verb
 from memstream_server.settings import Settings
 
 CHART = Path(__file__).resolve().parent.parent / "deploy/helm/memstream"
@@ -33,9 +34,15 @@ def values_schema() -> str:
     return json.dumps(schema, indent=2) + "\n"
 
 
+def verbs() -> str:
+    """verbs.json: the verbs of access policies."""
+    return json.dumps([verb.value for verb in Verb]) + "\n"
+
+
 FILES: dict[Path, Callable[[], str]] = {
     CHART / "settings.json": settings_names,
     CHART / "values.schema.json": values_schema,
+    CHART / "verbs.json": verbs,
 }
 
 

@@ -282,6 +282,11 @@ def test_chart_knows_every_verb(tmp_path: Path) -> None:
     assert render_objects({"access": {"policy": {"inline": policy}}}, tmp_path)
 
 
+def test_chart_takes_grants_by_labels(tmp_path: Path) -> None:
+    policy = "[[grant]]\nwho = ['key:admin']\nnamespaces = ['*']\nverbs = ['read']\nlabels = { team = 'core' }\n"
+    assert render_objects({"access": {"policy": {"inline": policy}}}, tmp_path)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_mistake_is_rejected_by_name(name: str, tmp_path: Path) -> None:
     values, why = REFUSED[name]

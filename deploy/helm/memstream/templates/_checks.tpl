@@ -54,6 +54,7 @@ drain_grace_s: drain.graceSeconds
 
 {{- /* As rpc/access/policy.py reads it: a server would start only to end with this error. */}}
 {{- define "memstream.checkPolicy" -}}
+{{- $verbs := append (.Files.Get "verbs.json" | fromJsonArray) "*" }}
 {{- with .Values.access.policy.inline }}
 {{- $policy := fromToml . }}
 {{- if hasKey $policy "Error" }}
@@ -64,11 +65,11 @@ drain_grace_s: drain.graceSeconds
 {{- fail (printf "access.policy.inline: %q is unknown: the file is a list of [[grant]]" $name) }}
 {{- end }}
 {{- range $place, $grant := $grants }}
-{{- if ne (keys $grant | sortAlpha | join " ") "namespaces verbs who" }}
-{{- fail (printf "access.policy.inline: grant %d must have exactly who, namespaces, verbs" (add1 $place)) }}
+{{- if ne (keys (omit $grant "labels") | sortAlpha | join " ") "namespaces verbs who" }}
+{{- fail (printf "access.policy.inline: grant %d must have exactly who, namespaces, verbs, and may have labels" (add1 $place)) }}
 {{- end }}
 {{- range $grant.verbs }}
-{{- if not (has . (list "observe" "recall" "read" "write" "forget" "admin" "*")) }}
+{{- if not (has . $verbs) }}
 {{- fail (printf "access.policy.inline: grant %d: there is no verb %q" (add1 $place) .) }}
 {{- end }}
 {{- end }}
