@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import time
 import warnings
 from pathlib import Path
@@ -47,6 +48,12 @@ SECRET = "a secret of more than thirty-two characters"
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("MEMSTREAM_")]:
         monkeypatch.delenv(name)
+
+
+def test_documents_have_a_row_for_every_verb() -> None:
+    page = (Path(__file__).parents[2] / "docs/security.md").read_text("utf-8")
+    table = page.partition("| verb | allows |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.M) == [verb.value for verb in Verb]
 
 
 @pytest.mark.parametrize(
