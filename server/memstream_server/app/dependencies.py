@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from memstream_server.app.models import Models
 from memstream_server.core.events import EventType
@@ -98,25 +98,18 @@ def _build_reranking(reranker: Reranker | None, settings: Settings) -> Reranking
 
 
 def build_limits(settings: Settings) -> Limits:
-    """The engine's limits."""
+    """The engine's limits: each setting fills the field of its name, those of other names are here."""
+    named = {each.name for each in fields(Limits)} & type(settings).model_fields.keys()
+    given: dict[str, Any] = {name: getattr(settings, name) for name in named}
     return Limits(
-        active_memories_max=settings.active_memories_max,
-        active_bytes_max=settings.active_bytes_max,
-        dense_bytes_max=settings.dense_bytes_max,
+        **given,
         newest_vectors=NEWEST_VECTORS if settings.is_without_index else 0,
         flush_interval_s=settings.index_flush_interval_s,
         flush_rows=settings.index_flush_rows,
         fresh_s=settings.index_overlay_s,
         access_interval_s=settings.access_flush_interval_s,
-        maintenance_interval_s=settings.maintenance_interval_s,
         vector_retry_s=settings.embedding_missing_interval_s,
-        namespace_memories_max=settings.namespace_memories_max,
-        memory_fragments_max=settings.memory_fragments_max,
-        memory_blocks_max=settings.memory_blocks_max,
-        block_versions_max=settings.block_versions_max,
         block_bytes_max=settings.content_max_bytes,
-        namespace_bytes_max=settings.namespace_bytes_max,
-        namespace_receipts_bytes_max=settings.namespace_receipts_bytes_max,
         standing_max=settings.standing_queries_max,
         memory_standing_max=settings.memory_standing_queries_max,
         caller_standing_max=settings.caller_standing_queries_max if settings.authenticates else 0,

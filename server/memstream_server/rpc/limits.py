@@ -104,21 +104,9 @@ class Limits:
 
     def to_message(self) -> pb.Limits:
         """The message in GetServerInfo and in the `opened` message of streams."""
+        names = (each.name for each in pb.Limits.DESCRIPTOR.fields if each.name != "request_id_retention")
         return pb.Limits(
-            content_bytes_max=self.content_bytes_max,
-            batch_max=self.batch_max,
-            window_observations=self.window_observations,
-            window_bytes=self.window_bytes,
-            message_bytes_max=self.message_bytes_max,
-            name_bytes_max=self.name_bytes_max,
-            metadata_bytes_max=self.metadata_bytes_max,
-            recall_limit_max=self.recall_limit_max,
-            queries_in_flight_max=self.queries_in_flight_max,
-            request_id_retention=Duration(seconds=ANSWER_KEPT_S),
-            message_fields_max=self.message_fields_max,
-            connection_streams_max=self.connection_streams_max,
-            caller_streams_max=self.caller_streams_max,
-            caller_calls_max=self.caller_calls_max,
+            request_id_retention=Duration(seconds=ANSWER_KEPT_S), **{name: getattr(self, name) for name in names}
         )
 
 
