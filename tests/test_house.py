@@ -34,11 +34,6 @@ def test_calls_have_room_for_background_work() -> None:
     assert house.is_worse("way.recall.calls", 1051, 1000)
 
 
-def test_lines_have_room_for_a_small_feature() -> None:
-    assert not house.is_worse("server.lines", 1_004, 1_000)
-    assert house.is_worse("server.lines", 1_006, 1_000)
-
-
 def test_recording_lowers_limits_and_raises_none(records: Path) -> None:
     house.lower_limits({"server.files": 12}, json.loads(records.read_text("utf-8")))
     assert json.loads(records.read_text("utf-8"))["server.files"] == {"limit": 10, "aim": 5}
