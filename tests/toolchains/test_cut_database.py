@@ -64,8 +64,10 @@ def set_read_only(cluster: Cluster, value: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def operated_on(cluster: Cluster, tmp_path: Path) -> AsyncIterator[tuple[Operator, memstream.Client]]:
-    settings = QUICK | {"journal_url": cluster.database()}
+async def operated_on(
+    cluster: Cluster, tmp_path: Path, url: str = "", **more: float
+) -> AsyncIterator[tuple[Operator, memstream.Client]]:
+    settings = QUICK | {"journal_url": url or cluster.database()} | more
     async with operated(lambda **own: ServerProcess(tmp_path / "data").configure(**(settings | own))) as both:
         await both[0].wait_for("")
         yield both
@@ -100,6 +102,35 @@ async def test_an_absent_database_is_seen_while_nobody_writes(postgres: Cluster,
             await asyncio.to_thread(postgres.start)
         await operator.wait_for("")
         await check_reads(warm, cold, cause="")
+
+
+BRAKE = """
+    CREATE TABLE brake AS SELECT 1;
+    CREATE FUNCTION wait_for_brake() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        WHILE EXISTS (SELECT FROM brake) LOOP PERFORM pg_sleep(0.05); END LOOP;
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER slow AFTER INSERT ON fragments FOR EACH STATEMENT EXECUTE FUNCTION wait_for_brake()
+"""
+"""An insertion of fragments neither fails nor returns while the table `brake` has a row."""
+
+
+async def test_a_slow_database_is_seen_and_reads_go_on(postgres: Cluster, tmp_path: Path) -> None:
+    """Those of a memory in RAM: another one is taken by a write. The lease's renewal waits behind the write, too."""
+    url = postgres.database()
+    async with operated_on(postgres, tmp_path, url, lease_s=120.0) as (operator, client):
+        warm, _ = await two_memories(client)
+        await asyncio.to_thread(postgres.execute, url, BRAKE)
+        waiting = asyncio.create_task(warm.observe_batch(["said meanwhile"]))
+        try:
+            await operator.wait_for("more than 5 s")
+            await check_reads(warm, cause="more than 5 s")
+            assert not waiting.done()
+        finally:
+            await asyncio.to_thread(postgres.execute, url, "DELETE FROM brake")
+        await waiting
+        await operator.wait_for("")
+        assert await contents(warm) == ["warm has room", "said meanwhile"]
 
 
 async def test_producers_survive_unanswered_commits(postgres: Cluster, tmp_path: Path) -> None:

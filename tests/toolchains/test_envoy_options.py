@@ -422,6 +422,7 @@ EFFECTS_ELSEWHERE = {
         "auto_mapping": (BROWSERS, "test_the_documented_curl_commands_work"),
         "services": (BROWSERS, "test_the_documented_curl_commands_work"),
         "proto_descriptor": (BROWSERS, "test_the_documented_curl_commands_work"),
+        "match_incoming_request_route": (BROWSERS, "test_a_page_of_another_origin_may_not_call"),
         "convert_grpc_status": (BROWSERS, "test_an_error_response_has_its_reason"),
         "max_request_body_size": LARGE,
         "max_response_body_size": LARGE,
@@ -469,8 +470,6 @@ EFFECTS_ELSEWHERE = {
 """By the end of an option's name. An option that envoy.yaml has too is tested there."""
 NO_OPTIONS = ("name", "stat_prefix", "cluster", "address", "port_value", "type", "runtime_key", "cluster_name")
 """Names and places; `routes.match` says what is routed, and the direct answers show it."""
-WITHOUT_EFFECT = {"match_incoming_request_route"}
-"""The one route of calls takes both forms of a request, so either choice gives the same."""
 
 
 def list_options(value: Any, name: str) -> Iterator[str]:
@@ -507,7 +506,7 @@ def test_each_option_of_the_other_files_has_a_test(file: str) -> None:
     configuration = yaml.safe_load((ROOT / "deploy/envoy" / file).read_text("utf-8"))
     effects, used = EFFECTS_ELSEWHERE[file], set()
     for name in set(list_options(configuration.get("static_resources", configuration), "")):
-        if name.endswith(tuple(f".{one}" for one in (*NO_OPTIONS, *WITHOUT_EFFECT))) or ".routes.match." in name:
+        if name.endswith(tuple(f".{one}" for one in NO_OPTIONS)) or ".routes.match." in name:
             continue
         known = {end for end in effects if name.endswith(f".{end}")}
         assert known, f"{file}: {name} has no test"
