@@ -38,6 +38,8 @@ FRAMEWORKS = {
 """For each extra, the program of with_frameworks that runs its agent and has the tests of its adapter."""
 PYTEST = "-q --noconftest -p no:cacheprovider -c /dev/null -o asyncio_mode=auto --import-mode=importlib"
 ANSWER_S = 240
+TESTS_HERE = 2
+"""Of a framework's agent, and of its page and example."""
 
 
 @dataclass(frozen=True)
@@ -232,4 +234,4 @@ def test_adapter_passes_its_tests(framework: Framework, server: ServerProcess) -
     assert ended is not None, printed
     page = (ROOT / "docs" / "frameworks.md").read_text("utf-8")
     (row,) = re.findall(rf"^\| .* \| `memstream\.{FRAMEWORKS[framework.name]}` \| .* \| (\d+) \|$", page, re.M)
-    assert ended[1] == row, "the number of tests in the table of docs/frameworks.md"
+    assert int(ended[1]) + TESTS_HERE == int(row), "the number of tests in the table of docs/frameworks.md"
