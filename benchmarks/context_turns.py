@@ -6,7 +6,9 @@ FILE: conversations with questions in LoCoMo's form. GIT: the git directory of a
 mohammadtavakoli78/BEAM, of which chats 1 to 6 are taken. Each conversation becomes a memory; its questions are asked as
 turns of one conversation of an agent, whose answers are the expected ones, and each turn also makes a fresh recall, in
 turn first or second. A token that the cache reads costs 0.1, a written one 1.25, of one without a cache. Evidence is
-lost if a recall that is not weak finds a gold message, and the text has neither it nor its words.
+lost if a recall that is not weak finds a gold message, and the text has neither it nor its words. A long memory is cut
+to some sentences: of the words that the expected answer and the recalled gold messages have and the question has not,
+"answer's words" is the share that the text before the question has.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import subprocess
 import tempfile
 import time
@@ -34,6 +37,7 @@ BATCH = 100
 CHATS = range(1, 7)
 COLUMNS = (
     *("talk", "turns", "tokens a turn", "read from cache", "cost", "gold recalled", "gold in text", "lost"),
+    "answer's words",
     *("context p50 ms", "recall p50 ms", "ratio"),
 )
 CONTENT_MAX = 60_000
@@ -69,6 +73,8 @@ class Sums:
     recalled: int = 0
     shown: int = 0
     lost: int = 0
+    words: int = 0
+    words_kept: int = 0
     context_s: list[float] = field(default_factory=list)
     recall_s: list[float] = field(default_factory=list)
 
@@ -79,6 +85,7 @@ class Sums:
             f"| {name} | {self.turns} | {self.tokens / self.turns:.0f} | {self.unchanged / self.tokens:.2f} "
             f"| {self.cost / self.tokens:.3f} | {self.recalled / max(1, self.gold):.3f} "
             f"| {self.shown / max(1, self.gold):.3f} | {self.lost / max(1, self.gold):.3f} "
+            f"| {self.words_kept / max(1, self.words):.3f} "
             f"| {context_ms:.1f} | {recall_ms:.1f} | {ratio:.2f} |"
         )
 
@@ -158,7 +165,9 @@ async def fill_memory(client: memstream.Client, talk: Talk) -> tuple[memstream.M
     return memory, keys
 
 
-async def measure_talk(client: memstream.Client, talk: Talk, turns: int, budget: int, limit: int | None) -> Sums:
+async def measure_talk(
+    client: memstream.Client, talk: Talk, turns: int, budget: int, limit: int | None, memory_tokens: int
+) -> Sums:
     """The turns of one conversation."""
     memory, keys = await fill_memory(client, talk)
     words = {key: " ".join(str(made.body).casefold().split()) for key, made in talk.said}
@@ -184,6 +193,7 @@ async def measure_talk(client: memstream.Client, talk: Talk, turns: int, budget:
                     budget=budget,
                     after=turn,
                     limit=limit,
+                    memory_tokens=memory_tokens,
                     now=now,
                     reinforce=False,
                 )
@@ -220,9 +230,18 @@ def count_turn(
         recalled = set()
     sums.gold += len(question.gold)
     sums.recalled += len(recalled)
+    known = {word for key in recalled for word in find_words(words[key])}
+    wanted = (find_words(question.answer) & known) - find_words(question.text)
+    sums.words += len(wanted)
+    sums.words_kept += len(wanted & find_words(" ".join(part.text for part in turn.parts[:-1])))
     here = {key for key in question.gold if key in shown or (words.get(key) and words[key] in text)}
     sums.shown += len(here)
     sums.lost += len(recalled - here)
+
+
+def find_words(text: str) -> set[str]:
+    """Words of more than three characters, and numbers."""
+    return {word for word in re.findall(r"\w+", text.casefold()) if len(word) > 3 or word.isdigit()}
 
 
 async def run(given: argparse.Namespace) -> None:
@@ -234,7 +253,7 @@ async def run(given: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder, BenchServer(Path(folder)) as server:
         async with memstream.connect(server.address) as client:
             for talk in talks:
-                sums = await measure_talk(client, talk, given.turns, given.budget, given.limit)
+                sums = await measure_talk(client, talk, given.turns, given.budget, given.limit, given.memory_tokens)
                 print(sums.row(talk.name), flush=True)
                 total.add(sums)
     print(total.row("all"))
@@ -248,6 +267,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--budget", type=int, default=8_000)
     parser.add_argument("--limit", type=int)
+    parser.add_argument("--memory-tokens", type=int, default=0)
     asyncio.run(run(parser.parse_args()))
 
 

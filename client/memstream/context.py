@@ -64,15 +64,17 @@ class ContextOptions(TypedDict, total=False):
     """Options of a context.
 
     `block_tokens`, `tail_tokens`, `evidence_tokens`: bounds of the parts. `tokenizer`: how the server counts tokens
-    (default: UTF-8 bytes / 4). `limit`: most new memories. `filter`: of all memories in the text. `now`, `time_zone`:
-    the time of the turn. `reinforce`, `receipt`, `embedding`: as in RecallOptions. `parts_timeout_s`: what is not read
-    by then is missing, and named in `degraded` (default 2). `timeout_s`: of the call.
+    (default: UTF-8 bytes / 4). `memory_tokens`: most of one memory, of which the sentences that match are shown.
+    `limit`: most new memories. `filter`: of all memories in the text. `now`, `time_zone`: the time of the turn.
+    `reinforce`, `receipt`, `embedding`: as in RecallOptions. `parts_timeout_s`: what is not read by then is missing,
+    and named in `degraded` (default 2). `timeout_s`: of the call.
     """
 
     block_tokens: TokenBounds | None
     tail_tokens: TokenBounds | None
     evidence_tokens: TokenBounds | None
     tokenizer: str | None
+    memory_tokens: Count | None
     limit: Count | None
     filter: Filter | None
     now: datetime | None
@@ -296,6 +298,7 @@ def context_to_wire(
             blocks=blocks,
             budget=budget,
             tokenizer=options.get("tokenizer") or "",
+            memory_tokens=options.get("memory_tokens") or 0,
             after=after.position if isinstance(after, ContextText) else after or b"",
             now=optional_timestamp_to_wire("now", options.get("now")),
             time_zone=options.get("time_zone") or "",

@@ -29,6 +29,11 @@ from memstream_server.core.context.values import (
 from memstream_server.core.marks import drop_injected, escape_marks
 from memstream_server.core.values import Fragment
 
+
+def batched(spans: list[int]) -> list[tuple[int, int]]:
+    return list(zip(spans[::2], spans[1::2], strict=True))
+
+
 DAY_US = 86_400_000_000
 MEMORY = "user/bob"
 words = st.sampled_from(
@@ -195,6 +200,18 @@ def test_a_tail_keeps_calls_with_their_results(drawn: list[tuple[str, str]], bud
             assert said.number not in shown or call in shown
 
 
+@given(texts, texts, st.integers(1, 60))
+def test_an_excerpt_is_of_the_text_and_within_its_room(text: str, question: str, most: int) -> None:
+    talk = Talk({"F0001": fragment(1, text)}, 10_000)
+    built = talk.ask(question, ["F0001"], memory_tokens=most)
+    excerpt = [at for turn in built.position.turns for entry in turn.entries for at in entry.excerpt]
+    pieces = [text[at:end] for at, end in batched(excerpt)]
+    assert excerpt == sorted(excerpt)
+    assert sum(map(estimated_tokens, pieces)) <= most + len(pieces)
+    assert all(escape_marks(piece.strip()).replace("\n", "\n    ") in text_of(built) for piece in pieces)
+    assert estimated_tokens(text) <= most or "more characters]" in text_of(built) or not pieces
+
+
 @given(texts)
 def test_content_writes_no_mark(text: str) -> None:
     talk = Talk({"F0001": fragment(1, text)})
@@ -237,6 +254,24 @@ def test_a_long_tail_is_cut_to_half_at_a_turn() -> None:
         assert first is None or first.role == "user"
         talk.say(("user", f"question {turn}"), ("assistant", "an answer of some words " * 3))
     assert 4 <= cuts <= 10
+
+
+def test_an_edit_of_an_excerpt_is_said() -> None:
+    talk = Talk({"F0001": fragment(1, "The garden is green. " * 30 + "The code is 1234. " + "It rains. " * 60)}, 4_000)
+    assert "The code is 1234." in text_of(talk.ask("What is the code?", ["F0001"]))
+    talk.say(("user", "What is the code?"), ("assistant", "1234"))
+    talk.fragments["F0001"] = talk.fragments["F0001"].but(content="None.")
+    built = talk.ask("Really?", ["F0001"])
+    assert "1234." not in text_of(built).replace("assistant: 1234", "")
+    assert [one.reason for one in built.broken_by] == [Omitted.CHANGED]
+
+
+def test_the_tail_uses_room_that_no_memory_needs() -> None:
+    talk = Talk({}, 400)
+    talk.say(*[("user", "a question " * 14), ("assistant", "an answer " * 15)] * 4)
+    built = talk.ask("and now?", [])
+    assert [part.number for part in built.parts if part.kind is PartKind.MESSAGE] == [*range(1, 9)]
+    assert 300 < built.tokens <= 400
 
 
 def test_blocks_are_cut_last_and_said_so() -> None:

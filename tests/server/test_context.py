@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 import memstream
-from memstream import ContextReason, Observation, PartKind, TokenBounds
+from memstream import (
+    AppendMessages,
+    ContextReason,
+    Observation,
+    PartKind,
+    PutFragment,
+    TokenBounds,
+    TransactionWrite,
+)
 from memstream.v1.block_service_pb2 import PutBlockRequest
 from memstream.v1.block_service_pb2_grpc import BlockServiceStub
 from tests.support.server import ServerProcess
@@ -217,6 +230,78 @@ async def test_forms_for_model_apis_mark_the_cache(client: memstream.Client, bob
         == (turn.to_openai_chat(system="You are Joy.")["messages"])
     )
     assert later.to_openai()["prompt_cache_key"] == turn.to_openai()["prompt_cache_key"]
+
+
+async def test_all_parts_are_of_one_moment(client: memstream.Client, bob: memstream.Memory) -> None:
+    talk, turn, seen = f"{bob.name}-talk", None, set[str]()
+
+    def write(number: int) -> list[TransactionWrite]:
+        fact = Observation(f"the tally of the votes has come to {number}", external_id="tally")
+        said = memstream.NewMessage(role="assistant", content=f"now {number}")
+        return [AppendMessages(talk, [said]), PutFragment(fact)]
+
+    async def write_all() -> None:
+        for number in range(1, 25):
+            await client.write_together(bob.namespace, write(number), memory=bob.name)
+
+    await client.write_together(bob.namespace, write(0), memory=bob.name)
+    async with asyncio.TaskGroup() as group:
+        writing = group.create_task(write_all())
+        last = False
+        while not last:
+            last = writing.done()
+            turn = await client.context(
+                [bob.path], "What is the tally of the votes?", conversation=f"{bob.namespace}/{talk}", after=turn
+            )
+            (now,) = re.findall(r"votes has come to (\d+)", turn.text)
+            assert re.findall(r"now (\d+)", turn.text)[-1] == now
+            seen.add(now)
+    assert now == "24"
+    assert len(seen) > 2
+
+
+async def test_long_memories_are_cut_to_what_matches(client: memstream.Client, bob: memstream.Memory) -> None:
+    plain = "We talked about the garden and the weather of that week, and about nothing else of note. " * 8
+    long = f"{plain}The plumber comes on the ninth of June. {plain}"
+    await bob.observe_batch([Observation(long, speaker="Ann")])
+    (ann,) = [one.id async for one in bob.list_fragments() if one.speaker == "Ann"]
+    talk, question = f"{bob.path}-talk", "When does the plumber come?"
+    turn = await client.context([bob.path], question, conversation=talk)
+    assert ann in {one.fragment_id for one in turn.citations}
+    assert "The plumber comes on the ninth of June." in turn.text
+    assert "more characters]" in turn.text
+    assert long not in turn.text
+    await turn.record(question, "in June")
+    later = await client.context([bob.path], "And what does Bob's sister play?", conversation=talk, after=turn)
+    assert (later.text.startswith(turn.text), later.broken_by) == (True, ())
+    whole = await client.context([bob.path], question, memory_tokens=2_000)
+    assert long.strip() in whole.text
+
+
+async def test_tokens_are_counted_as_the_caller_names(tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizers"
+    folder.mkdir()
+    made = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    made.pre_tokenizer = Whitespace()
+    made.enable_truncation(3)
+    made.save(str(folder / "words.json"))
+    with ServerProcess(tmp_path / "data", tokenizers_dir=str(folder)) as server:
+        async with memstream.connect(server.address) as client:
+            joy = await client.create_memory("t/joy")
+            await joy.observe_batch(["the door of the house is blue and has a handle of brass"])
+            turn = await client.context(["t/joy"], "Which colour is the door?", tokenizer="words", budget=200)
+            assert "blue" in turn.text
+            words = [re.findall(r"\w+|[^\w\s]+", part.text) for part in turn.parts]
+            assert [part.tokens for part in turn.parts] == list(map(len, words))
+            with pytest.raises(memstream.InvalidRequest, match="this server has 'words', 'bytes/4'"):
+                await client.context(["t/joy"], "Which?", tokenizer="gpt-4o")
+
+
+async def test_a_server_starts_with_whole_tokenizers_only(tmp_path: Path) -> None:
+    (tmp_path / "broken.json").write_text("{}")
+    server = ServerProcess(tmp_path / "data", tokenizers_dir=str(tmp_path))
+    with pytest.raises(AssertionError, match=r"tokenizers_dir: .*broken.json cannot be loaded"), server:
+        pass
 
 
 async def test_parts_that_are_late_are_named(client: memstream.Client, bob: memstream.Memory) -> None:

@@ -136,6 +136,7 @@ class ContextRequest(_message.Message):
     REINFORCE_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    MEMORY_TOKENS_FIELD_NUMBER: _builtins.int
     partial: _builtins.bool
     """Leave out named memories and blocks that do not exist or that the caller may not recall, instead of failing. The
     answer does not say which of the two.
@@ -149,7 +150,8 @@ class ContextRequest(_message.Message):
     budget: _builtins.int
     """Most tokens of the whole text, labels and marks included, 1 to 10,000,000; 0 takes 4,000."""
     tokenizer: _builtins.str
-    """How tokens are counted: a name of the server's tokenizers. Empty: UTF-8 bytes / 4, rounded up for each part. An
+    """How tokens are counted: a name of the server's tokenizers (setting `tokenizers_dir`), or "bytes/4", which is UTF-8
+    bytes / 4, rounded up for each part. Empty: the same. Keep it during a conversation. An
     unknown name is INVALID_ARGUMENT, with the known ones.
     """
     after: _builtins.bytes
@@ -165,6 +167,11 @@ class ContextRequest(_message.Message):
     """Whether the recall is an access, as in RecallQuery. Unset: by policy."""
     receipt: _builtins.bool
     """Keep a receipt of the recall, as in RecallQuery."""
+    memory_tokens: _builtins.int
+    """Most tokens of one memory, 1 to 10,000,000: a longer one is cut to the sentences that share most words with the
+    question, and the text says how much is left out. 0: about 48, or 1/256 of the budget if that is more, for a memory of
+    more than twice as many; half of it for a reply that is found with its message. Keep it during a conversation.
+    """
     @_builtins.property
     def scopes(self) -> _containers.RepeatedCompositeFieldContainer[_scope_pb2.RecallScope]:
         """The memories to recall from, as in RecallQuery: at most 100 scopes. Empty: none."""
@@ -225,10 +232,11 @@ class ContextRequest(_message.Message):
         reinforce: _builtins.bool | None = ...,
         receipt: _builtins.bool = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        memory_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_reinforce", b"_reinforce", "block_tokens", b"block_tokens", "evidence_tokens", b"evidence_tokens", "filter", b"filter", "limit", b"limit", "now", b"now", "reinforce", b"reinforce", "tail_tokens", b"tail_tokens", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_reinforce", b"_reinforce", "after", b"after", "block_tokens", b"block_tokens", "blocks", b"blocks", "budget", b"budget", "conversation", b"conversation", "embedding", b"embedding", "evidence_tokens", b"evidence_tokens", "filter", b"filter", "limit", b"limit", "now", b"now", "partial", b"partial", "question", b"question", "receipt", b"receipt", "reinforce", b"reinforce", "scopes", b"scopes", "tail_tokens", b"tail_tokens", "time_zone", b"time_zone", "timeout", b"timeout", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_reinforce", b"_reinforce", "after", b"after", "block_tokens", b"block_tokens", "blocks", b"blocks", "budget", b"budget", "conversation", b"conversation", "embedding", b"embedding", "evidence_tokens", b"evidence_tokens", "filter", b"filter", "limit", b"limit", "memory_tokens", b"memory_tokens", "now", b"now", "partial", b"partial", "question", b"question", "receipt", b"receipt", "reinforce", b"reinforce", "scopes", b"scopes", "tail_tokens", b"tail_tokens", "time_zone", b"time_zone", "timeout", b"timeout", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015

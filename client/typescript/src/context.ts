@@ -48,6 +48,8 @@ export interface ContextOptions extends QueryOptions {
   readonly evidenceTokens?: TokenBounds;
   /** How the server counts tokens. Default: bytes of UTF-8 / 4. */
   readonly tokenizer?: string;
+  /** Most tokens of one memory; a longer one is cut to the sentences that share most words with the question. */
+  readonly memoryTokens?: number;
   /** Most new memories. */
   readonly limit?: number;
   /** Filter of all memories in the text. */
@@ -68,8 +70,8 @@ export interface ContextOptions extends QueryOptions {
 
 export const CONTEXT_OPTIONS = {
   conversation: true, blocks: true, budget: true, after: true, partial: true, blockTokens: true, tailTokens: true,
-  evidenceTokens: true, tokenizer: true, limit: true, filter: true, now: true, timeZone: true, reinforce: true,
-  receipt: true, embedding: true, partsTimeoutMs: true, ...QUERY_OPTIONS,
+  evidenceTokens: true, tokenizer: true, memoryTokens: true, limit: true, filter: true, now: true,
+  timeZone: true, reinforce: true, receipt: true, embedding: true, partsTimeoutMs: true, ...QUERY_OPTIONS,
 } as const;
 
 /** Returns the request of a turn, without scopes. */

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from memstream_server.app.embedders import EMBEDDERS, OPENAI_URL, Spending, current_embedder, next_embedder
 from memstream_server.app.errors import StartError
 from memstream_server.endpoint_values import headers_of, query_of
+from memstream_server.engine.context import TOKENIZERS, Tokenizers
 from memstream_server.engine.runtime.embedding_spaces import Candidate
 from memstream_server.observability import Metrics
 from memstream_server.ports.models import ConflictJudge, Embedder, Insights, ModelStatus, Reranker, Scorer, Spent
@@ -76,6 +77,18 @@ def _build_reranker(directory: Path | None) -> Reranker | None:
         return OnnxReranker(directory)
     except OnnxModelError as error:
         raise StartError(str(error)) from error
+
+
+def load_tokenizers(directory: Path | None) -> Tokenizers:
+    """The tokenizers of contexts. Raises StartError."""
+    if directory is None:
+        return TOKENIZERS
+    from memstream_server.adapters.models.onnx_files import OnnxModelError, load_counters
+
+    try:
+        return {**load_counters(directory), **TOKENIZERS}
+    except OnnxModelError as error:
+        raise StartError(f"tokenizers_dir: {error}") from error
 
 
 def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:

@@ -15,7 +15,7 @@ from prometheus_client import Gauge
 
 from memstream_server.app.dependencies import build_limits, engine_parts
 from memstream_server.app.errors import StartError
-from memstream_server.app.models import Models, models_of
+from memstream_server.app.models import Models, load_tokenizers, models_of
 from memstream_server.app.opening import IndexChoice, choose_index, choose_space, open_images, open_tracing
 from memstream_server.app.watched_models import check_models, record_models
 from memstream_server.engine.conversations import Conversations
@@ -93,7 +93,9 @@ async def run_server(
         conversations = Conversations(
             journal.conversations, journal, clock, poll_s, parts.runtime.limits, engine.fragments, engine.feeds
         )
-        server = create_server(engine, conversations, settings, metrics, access, tracing)
+        server = create_server(
+            engine, conversations, settings, metrics, access, tracing, load_tokenizers(settings.tokenizers_dir)
+        )
         address = await server.start(settings.listen, access.credentials)
         stack.push_async_callback(server.stop, settings.drain_grace_s)
         if endpoint is not None:

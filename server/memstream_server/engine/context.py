@@ -31,21 +31,21 @@ from memstream_server.core.context.values import (
     Position,
     Said,
 )
-from memstream_server.core.filters import passes
+from memstream_server.core.filters import EVERYTHING, passes
 from memstream_server.core.values import Fragment, TruthStatus
 from memstream_server.engine.errors import (
     BlockNotFound,
-    ConversationNotFound,
     EngineError,
     FieldViolation,
     InvalidField,
 )
+from memstream_server.engine.lifecycle import drop_expired
 from memstream_server.engine.runtime.threads import run_in_thread
 from memstream_server.ports.blocks import BlockName
 from memstream_server.ports.conversations import ConversationName, Message, MessageQuery
+from memstream_server.ports.journal.reading import Moment, MomentQuery
 
 if TYPE_CHECKING:
-    from memstream_server.engine.conversations import Conversations
     from memstream_server.engine.engine import Engine
     from memstream_server.engine.recall.scopes import Asked, ScopedQuery
     from memstream_server.engine.requests import RecallAnswer, Recollection
@@ -59,7 +59,11 @@ _CHAIN_MAX = 8
 """Supersessions that are followed from a fragment that was shown."""
 _ON_LOOP = 65_536
 """Bytes of bodies and tokens of a budget that the event loop works on; more go to a thread."""
-TOKENIZERS: Mapping[str, Callable[[str], int]] = {"": estimated_tokens, "bytes/4": estimated_tokens}
+Tokenizers = Mapping[str, Callable[[str], int]]
+"""Functions that count the tokens of a text, by name; "" is the default."""
+TOKENIZERS: Tokenizers = {"": estimated_tokens, "bytes/4": estimated_tokens}
+MEMORIES, SHOWN = "memories", "shown memories"
+"""Names of reads, in `degraded`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -68,7 +72,10 @@ class ContextRequest:
 
     question: str
     budget: int
-    tokenizer: str = ""
+    count: Callable[[str], int] = estimated_tokens
+    """Tokens of a text."""
+    memory_tokens: int = 0
+    """Most of one memory; 0: by the budget."""
     conversation: ConversationName | None = None
     blocks: Sequence[BlockName] = ()
     block_bounds: Bounds = NO_BOUNDS
@@ -93,126 +100,258 @@ class ContextAnswer:
 class Contexts:
     """Builds contexts."""
 
-    def __init__(self, engine: Engine, clock: Clock, conversations: Conversations | None) -> None:
+    def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine = engine
         self._clock = clock
-        self._conversations = conversations
 
     async def build(self, request: ContextRequest, scoped: ScopedQuery | None, time_s: float) -> ContextAnswer:
         """The context, its parts read within `time_s`. Raises InvalidField, and what finding the memories raises."""
         asked = [] if scoped is None else await scoped.find_memories()
         reading = _Reading(time_s)
         if scoped is not None and asked:
-            reading.start("memories", scoped.recall(asked, time_s))
-        if request.after is not None:
-            reading.start("shown memories", self._read_shown(request.after, asked))
-        if request.conversation is not None:
-            reading.start("conversation", self._read_messages(request.conversation, request))
-        if request.blocks:
-            reading.start("blocks", self._read_blocks(request))
+            reading.start(MEMORIES, scoped.recall(asked, time_s))
+        if asked and request.after is not None:
+            reading.start(SHOWN, self._read_shown(request.after, asked))
+        if (rest := _name_rest(request)) or asked:
+            reading.start(rest, self._engine.fragments.read_moment(_make_query(request, asked)))
         got = await reading.finish()
-        answer: RecallAnswer | None = got.get("memories")
-        found, left_out = ([], []) if answer is None else _sort_out(answer, asked)
-        inputs = self._make_inputs(request, got, found, left_out)
-        unknown = answer is not None and not found
-        inputs = replace(inputs, unknown=unknown)
-        try:
-            work = partial(build_context, inputs)
-            built = await run_in_thread(work) if request.budget > _ON_LOOP else work()
-        except BudgetTooSmall as error:
-            raise InvalidField(f"budget: {error}", violations=(FieldViolation("budget", str(error)),)) from None
-        degraded = [*reading.problems, *([answer.degraded] if answer is not None and answer.degraded else [])]
-        receipts = [] if answer is None else _list_receipts(answer, asked)
-        return ContextAnswer(built, "; ".join(degraded), unknown, receipts)
+        read = _Read(request.after, got.get(MEMORIES), got.get(SHOWN), got.get(rest))
+        if read.moment is not None and not read.is_of_one_moment(asked):
+            reading.start("one moment", self._engine.fragments.read_moment(_make_query(request, asked, read)))
+            again = (await reading.finish()).get("one moment")
+            read = replace(read, moment=again or read.moment, is_read_again=again is not None)
+        return await self._lay_out(request, asked, read, reading.problems)
 
-    def _make_inputs(
-        self, request: ContextRequest, got: Mapping[str, Any], found: Sequence[Found], left_out: Sequence[Omission]
-    ) -> Inputs:
-        blocks = got.get("blocks", {})
-        reason = Omitted.UNAVAILABLE if "blocks" in got else Omitted.FAILED
-        missing = [
-            Omission(PartKind.BLOCK, reason, str(name.of), name.name) for name in request.blocks if name not in blocks
-        ]
-        messages, before = got.get("conversation", ((), 0))
-        return Inputs(
+    async def _lay_out(
+        self, request: ContextRequest, asked: Sequence[Asked], read: _Read, problems: Sequence[str]
+    ) -> ContextAnswer:
+        answer, known = read.answer, self._list_known(asked, read)
+        found: list[Found] = []
+        left_out: list[Omission] = []
+        if answer is not None:
+            found, left_out = self._sort_out(answer, asked[0].path, known if read.is_read_again else None)
+        unknown = answer is not None and not found
+        if read.moment is not None and not request.partial:
+            for name in request.blocks:
+                if name not in read.moment.blocks:
+                    raise BlockNotFound(f"there is no block {name}", block=name.name)
+        inputs = Inputs(
             question=request.question,
             now_us=self._clock.now_us() if request.now_us is None else request.now_us,
             zone=request.zone,
-            conversation="" if request.conversation is None else str(request.conversation),
             budget=request.budget,
-            count=TOKENIZERS[request.tokenizer],
+            count=request.count,
             block_bounds=request.block_bounds,
             tail_bounds=request.tail_bounds,
             evidence_bounds=request.evidence_bounds,
-            blocks=[blocks[name] for name in request.blocks if name in blocks],
-            messages=messages,
-            before=before,
+            memory_tokens=request.memory_tokens,
             found=found,
-            left_out=[*missing, *left_out],
-            known=got.get("shown memories", {}),
+            left_out=left_out,
+            unknown=unknown,
+            known=known,
             after=request.after,
-            tail_failed=request.conversation is not None and "conversation" not in got,
         )
-
-    async def _read_blocks(self, request: ContextRequest) -> Mapping[BlockName, Block]:
-        """Raises BlockNotFound unless the request is partial."""
-        read = await self._engine.blocks.read_many(request.blocks)
-        for name in request.blocks:
-            if name not in read and not request.partial:
-                raise BlockNotFound(f"there is no block {name}", block=name.name)
-        return {
-            name: Block(str(name.of), name.name, one.content.text, one.content.max_tokens) for name, one in read.items()
-        }
-
-    # ---- the conversation
-    async def _read_messages(
-        self, conversation: ConversationName, request: ContextRequest
-    ) -> tuple[Sequence[Said], int]:
-        """(messages, the last number before them that is too much to read; 0: none)."""
-        assert self._conversations is not None
-        start = 0 if request.after is None else request.after.tail_start
-        limit = max(1, min(MESSAGES_MAX, request.budget // 2))
-        query = MessageQuery(
-            after=max(0, start - 1),
-            limit=limit,
-            newest_first=True,
-            bodies_max=min(_BODIES_MAX, max(_ON_LOOP, request.budget * 8)),
-        )
+        work = partial(_build_with_rest, inputs, request, read.moment)
         try:
-            rows = await self._conversations.list_messages(conversation, query)
-        except ConversationNotFound:
-            return (), 0
-        whole = list(takewhile(lambda row: row.is_whole, rows))
-        read = partial(_read_all, whole[::-1])
-        heavy = sum(len(row.body or b"") for row in whole) > _ON_LOOP
-        messages = await run_in_thread(read) if heavy else read()
-        more = len(whole) < len(rows) or len(rows) == limit
-        oldest = whole[-1].number if whole else rows[0].number + 1 if rows else 0
-        return messages, oldest - 1 if more and oldest - 1 >= max(start, 1) else 0
+            built = await run_in_thread(work) if _is_heavy(request, read) else work()
+        except BudgetTooSmall as error:
+            raise InvalidField(f"budget: {error}", violations=(FieldViolation("budget", str(error)),)) from None
+        degraded = [*problems, *([answer.degraded] if answer is not None and answer.degraded else [])]
+        receipts = [] if answer is None else _list_receipts(answer, asked)
+        return ContextAnswer(built, "; ".join(degraded), unknown, receipts)
 
     # ---- what earlier turns showed
-    async def _read_shown(self, after: Position, asked: Sequence[Asked]) -> Mapping[tuple[str, str], Fragment]:
-        """By memory and id: those that the caller may read by rights, filter and validity, and what supersedes them."""
-        memories = {each.path: each for each in asked}
-        wanted: dict[str, set[str]] = {}
-        for turn in after.turns:
-            for entry in turn.entries:
-                wanted.setdefault(after.memories[entry.memory], set()).add(entry.id)
-        known: dict[tuple[str, str], Fragment] = {}
-        now_us = self._clock.now_us()
-        for path, ids in wanted.items():
-            if (each := memories.get(path)) is None:
-                continue
-            left = ids
-            for _ in range(_CHAIN_MAX + 1):
-                read = await self._engine.fragments.read_shown(each.namespace, each.name, sorted(left))
-                there = {(path, one.id): one for one in read if _may_show(one, each, now_us)}
-                known |= there
-                left = {one.superseded_by for one in there.values() if one.superseded_by}
-                left -= {id for memory, id in known if memory == path}
+    async def _read_shown(self, after: Position, asked: Sequence[Asked]) -> _Shown:
+        """From RAM, as far as the memories are active here."""
+        shown = _Shown()
+        for each in asked:
+            left = _list_shown(after, each.path)
+            found: dict[str, Fragment] = {}
+            for _ in range(_CHAIN_MAX + 1 if left else 0):
+                got = await self._engine.fragments.read_cached(each.record, left)
+                if got is None:
+                    break
+                found |= {one.id: one for one in got[0]}
+                shown.fragments[each.record.uid], shown.revisions[each.record.uid] = found, got[1]
+                left = sorted({one.superseded_by for one in got[0] if one.superseded_by} - found.keys())
                 if not left:
                     break
+        return shown
+
+    def _list_known(self, asked: Sequence[Asked], read: _Read) -> Mapping[tuple[str, str], Fragment]:
+        """By memory and id, of what was read by id: what the caller may read by rights, filter and validity."""
+        now_us = self._clock.now_us()
+        known: dict[tuple[str, str], Fragment] = {}
+        for each in asked:
+            chosen, path = each.scope.query.filter, each.path
+            for one in drop_expired(read.list_fragments(each).values(), each.record, now_us):
+                if (chosen == EVERYTHING or passes(one, chosen)) and _may_show(one, now_us):
+                    known[path, one.id] = one
         return known
+
+    def _sort_out(
+        self,
+        answer: RecallAnswer,
+        alone: str,
+        again: Mapping[tuple[str, str], Fragment] | None,
+    ) -> tuple[list[Found], list[Omission]]:
+        """What the recall found, best first, and what of it is left out. again: what of it the caller may read in the
+        snapshot, if it was read again."""
+        now_us = self._clock.now_us()
+        weak = {one.memory for one in answer.memories if one.answer.weak}
+        if not answer.memories and answer.weak:
+            weak.add(alone)
+        found: list[Found] = []
+        left_out: list[Omission] = []
+        for one in answer.recollections:
+            memory = one.memory or alone
+            for each in _with_companion(one):
+                fragment: Fragment | None = each.fragment
+                status: TruthStatus | None = each.status
+                if again is not None:
+                    fragment = again.get((memory, each.fragment.id))
+                    status = None if fragment is None else fragment.status_at(now_us)
+                reason = Omitted.WEAK if memory in weak else _why_not(status)
+                if reason is None and fragment is not None:
+                    found.append(Found(memory, fragment, is_reply=each is not one))
+                else:
+                    reason = reason or Omitted.UNAVAILABLE
+                    left_out.append(Omission(PartKind.EVIDENCE, reason, memory, ids=(each.fragment.id,)))
+        return found, left_out
+
+
+def _build_with_rest(inputs: Inputs, request: ContextRequest, moment: Moment | None) -> Built:
+    """The context with blocks and conversation; may run in a thread. Raises BudgetTooSmall."""
+    blocks = {} if moment is None else moment.blocks
+    reason = Omitted.FAILED if moment is None else Omitted.UNAVAILABLE
+    missing = [Omission(PartKind.BLOCK, reason, str(one.of), one.name) for one in request.blocks if one not in blocks]
+    read = [(one, blocks[one].content) for one in request.blocks if one in blocks]
+    messages, before = _read_messages(() if moment is None else moment.messages, request)
+    whole = replace(
+        inputs,
+        conversation="" if request.conversation is None else str(request.conversation),
+        blocks=[Block(str(name.of), name.name, content.text, content.max_tokens) for name, content in read],
+        messages=messages,
+        before=before,
+        left_out=[*missing, *inputs.left_out],
+        tail_failed=request.conversation is not None and moment is None,
+    )
+    return build_context(whole)
+
+
+def _name_rest(request: ContextRequest) -> str:
+    named = {"conversation": request.conversation is not None, "blocks": bool(request.blocks)}
+    return ", ".join(name for name, wanted in named.items() if wanted)
+
+
+def _list_shown(after: Position | None, path: str) -> list[str]:
+    if after is None:
+        return []
+    return sorted({entry.id for turn in after.turns for entry in turn.entries if after.memories[entry.memory] == path})
+
+
+def _make_query(request: ContextRequest, asked: Sequence[Asked], read: _Read | None = None) -> MomentQuery:
+    """What the database is asked; read: what was read before, of which the fragments are wanted again."""
+    start = 0 if request.after is None else request.after.tail_start
+    fragments: dict[str, list[str]] = {}
+    if read is not None:
+        for each in asked:
+            ids = {*_list_shown(request.after, each.path), *read.list_found(each, alone=len(asked) == 1)}
+            fragments[each.record.uid] = sorted(ids)
+    return MomentQuery(
+        memories=[each.record.uid for each in asked],
+        blocks=request.blocks,
+        conversation=request.conversation,
+        messages=MessageQuery(
+            after=max(0, start - 1),
+            limit=_limit_messages(request),
+            newest_first=True,
+            bodies_max=min(_BODIES_MAX, max(_ON_LOOP, request.budget * 8)),
+        ),
+        fragments=fragments,
+        next_of=lambda one: one.superseded_by,
+        steps=_CHAIN_MAX,
+    )
+
+
+def _limit_messages(request: ContextRequest) -> int:
+    return max(1, min(MESSAGES_MAX, request.budget // 2))
+
+
+def _is_heavy(request: ContextRequest, read: _Read) -> bool:
+    bodies = sum(len(row.body or b"") for row in read.moment.messages) if read.moment is not None else 0
+    return request.budget > _ON_LOOP or bodies > _ON_LOOP or request.count is not estimated_tokens
+
+
+def _read_messages(rows: Sequence[Message], request: ContextRequest) -> tuple[Sequence[Said], int]:
+    """(messages, the last number before them that is too much to read; 0: none). rows: the newest first."""
+    start = 0 if request.after is None else request.after.tail_start
+    whole = list(takewhile(lambda row: row.is_whole, rows))
+    more = len(whole) < len(rows) or len(rows) == _limit_messages(request)
+    oldest = whole[-1].number if whole else rows[0].number + 1 if rows else 0
+    return [read_said(row) for row in whole[::-1]], oldest - 1 if more and oldest - 1 >= max(start, 1) else 0
+
+
+@dataclass(slots=True, eq=False)
+class _Shown:
+    """What earlier turns showed, by uid."""
+
+    fragments: dict[str, Mapping[str, Fragment]] = field(default_factory=dict)
+    revisions: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Read:
+    """What was read; None: it failed."""
+
+    after: Position | None
+    answer: RecallAnswer | None
+    shown: _Shown | None
+    moment: Moment | None
+    is_read_again: bool = False
+    """The moment has all fragments."""
+
+    def list_fragments(self, asked: Asked) -> Mapping[str, Fragment]:
+        """Those of a memory that were read by id."""
+        uid = asked.record.uid
+        if self.is_read_again and self.moment is not None:
+            return self.moment.fragments.get(uid, {})
+        return {} if self.shown is None else self.shown.fragments.get(uid, {})
+
+    def list_found(self, asked: Asked, alone: bool) -> list[str]:
+        """Ids that the recall found in a memory."""
+        return [one.id for one in self._list_read(asked, alone)]
+
+    def is_of_one_moment(self, asked: Sequence[Asked]) -> bool:
+        """Whether recall and RAM read the revisions of the snapshot, and nothing newer."""
+        assert self.moment is not None
+        return all(
+            self._list_revisions(each, len(asked) == 1) == {self.moment.revisions.get(each.record.uid)}
+            for each in asked
+        )
+
+    def _list_revisions(self, asked: Asked, alone: bool) -> set[int | None]:
+        """Those of the moment and of the reads before; None: unknown."""
+        moment, answer, uid = self.moment, self.answer, asked.record.uid
+        assert moment is not None
+        found: set[int | None] = {moment.revisions.get(uid)}
+        if answer is not None and alone and not answer.memories:
+            found.add(answer.revision)
+        elif answer is not None:
+            found |= {
+                one.answer.revision for one in answer.memories if one.memory == asked.path and one.answer.revision
+            }
+        if self.after is not None and _list_shown(self.after, asked.path):
+            found.add(None if self.shown is None else self.shown.revisions.get(uid))
+        newest = max([one.version for one in self._list_read(asked, alone)], default=0)
+        return found | ({newest} if newest > (moment.revisions.get(uid) or 0) else set())
+
+    def _list_read(self, asked: Asked, alone: bool) -> list[Fragment]:
+        found = () if self.answer is None else self.answer.recollections
+        recalled = [
+            each.fragment for one in found if alone or one.memory == asked.path for each in _with_companion(one)
+        ]
+        return [*recalled, *self.list_fragments(asked).values()]
 
 
 @dataclass(slots=True, eq=False)
@@ -222,6 +361,10 @@ class _Reading:
     time_s: float
     problems: list[str] = field(default_factory=list)
     _tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
+    _until_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._until_s = asyncio.get_running_loop().time() + self.time_s
 
     def start(self, name: str, reading: Awaitable[T]) -> None:
         self._tasks[name] = asyncio.ensure_future(reading)
@@ -230,12 +373,13 @@ class _Reading:
         """The results by name, without those that failed. Raises InvalidField, BlockNotFound."""
         try:
             if self._tasks:
-                await asyncio.wait(self._tasks.values(), timeout=self.time_s)
+                await asyncio.wait(self._tasks.values(), timeout=self._until_s - asyncio.get_running_loop().time())
             return {name: task.result() for name, task in self._tasks.items() if self._has_result(name, task)}
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            self._tasks.clear()
 
     def _has_result(self, name: str, task: asyncio.Task[Any]) -> bool:
         if not task.done():
@@ -250,41 +394,21 @@ class _Reading:
         return False
 
 
-def _may_show(fragment: Fragment, asked: Asked, now_us: int) -> bool:
-    if fragment.forget_time_us is not None or not passes(fragment, asked.scope.query.filter):
-        return False
-    return fragment.status_at(now_us) in (TruthStatus.CURRENT, TruthStatus.SUPERSEDED)
-
-
-def _sort_out(answer: RecallAnswer, asked: Sequence[Asked]) -> tuple[list[Found], list[Omission]]:
-    """What the recall found, best first, and what of it is left out."""
-    alone = asked[0].path
-    weak = {one.memory for one in answer.memories if one.answer.weak}
-    if not answer.memories and answer.weak:
-        weak.add(alone)
-    found: list[Found] = []
-    left_out: list[Omission] = []
-    for one in answer.recollections:
-        memory = one.memory or alone
-        for each in _with_companion(one):
-            reason = _why_not(each, memory in weak)
-            if reason is None:
-                found.append(Found(memory, each.fragment))
-            else:
-                left_out.append(Omission(PartKind.EVIDENCE, reason, memory, ids=(each.fragment.id,)))
-    return found, left_out
+def _may_show(fragment: Fragment, now_us: int) -> bool:
+    return fragment.forget_time_us is None and fragment.status_at(now_us) in (
+        TruthStatus.CURRENT,
+        TruthStatus.SUPERSEDED,
+    )
 
 
 def _with_companion(one: Recollection) -> Sequence[Recollection]:
     return (one,) if one.companion is None else (one, one.companion)
 
 
-def _why_not(one: Recollection, weak: bool) -> Omitted | None:
-    if weak:
-        return Omitted.WEAK
-    if one.status is TruthStatus.CURRENT:
+def _why_not(status: TruthStatus | None) -> Omitted | None:
+    if status is TruthStatus.CURRENT:
         return None
-    return Omitted.SUPERSEDED if one.status is TruthStatus.SUPERSEDED else Omitted.UNAVAILABLE
+    return Omitted.SUPERSEDED if status is TruthStatus.SUPERSEDED else Omitted.UNAVAILABLE
 
 
 def _list_receipts(answer: RecallAnswer, asked: Sequence[Asked]) -> list[tuple[str, str]]:
@@ -295,10 +419,6 @@ def _list_receipts(answer: RecallAnswer, asked: Sequence[Asked]) -> list[tuple[s
 # ---- messages of frameworks
 _ROLES = {"human": "user", "ai": "assistant", "function": "tool", "view": "assistant"}
 _RESULTS = ("tool_result", "function_call_output", "tool")
-
-
-def _read_all(rows: Sequence[Message]) -> list[Said]:
-    return [read_said(row) for row in rows]
 
 
 def read_said(message: Message) -> Said:

@@ -27,7 +27,7 @@ from memstream_server.core.filters import (
 from memstream_server.core.session_summaries import SessionQuery, SessionSummary, summarize_sessions
 from memstream_server.core.values import Enhancement, Fragment, Tier
 from memstream_server.engine import lifecycle
-from memstream_server.engine.errors import EtagMismatch, FragmentNotFound
+from memstream_server.engine.errors import EtagMismatch, FragmentNotFound, JournalUnavailable
 from memstream_server.engine.lifecycle import FragmentChange, drop_expired, read_fragments, run_decision
 from memstream_server.engine.memory.decide import decide_observations
 from memstream_server.engine.memory.decision import Decision, account_of
@@ -39,7 +39,8 @@ from memstream_server.engine.quotas import check_bytes
 from memstream_server.engine.requests import Changed, NewObservation, Once, Put, fragment_etag
 from memstream_server.engine.runtime.turns import pause_if_due, run_in_slices
 from memstream_server.ports.conversation_records import JointWrites
-from memstream_server.ports.journal.reading import FragmentQuery
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.reading import FragmentQuery, Moment, MomentQuery
 from memstream_server.ports.journal.records import MemoryRecord, Recorded, Version
 from memstream_server.ports.journal.writing import Outcome
 
@@ -101,12 +102,12 @@ class Fragments:
         """The existing ones of these ids."""
         return await self._read_unexpired(await self._registry.read_record(namespace, name), ids)
 
-    async def read_shown(self, namespace: str, name: str, ids: Sequence[str]) -> list[Fragment]:
-        """Like read_many, from the fragment cache if the memory is active here."""
-        record = await self._registry.read_record(namespace, name)
+    async def read_cached(self, record: MemoryRecord, ids: Sequence[str]) -> tuple[list[Fragment], int] | None:
+        """The existing ones of these ids, from the fragment cache as far as it has them, and the memory's revision
+        afterwards; None if the memory is not active here."""
         actor = self._registry.peek(record.uid)
         if actor is None:
-            return await self._read_unexpired(record, ids)
+            return None
         cache = actor.working.fragment_cache
         known, left = cache.get_many(ids), cache.removals
         absent = [id_ for id_ in ids if id_ not in known]
@@ -116,7 +117,14 @@ class Fragments:
             known |= {one.id: one for one in read}
         actor.raise_if_failed()
         self._registry.ownership.check_lease()
-        return lifecycle.drop_expired(known.values(), record, self._runtime.clock.now_us())
+        return [*known.values()], actor.working.record.revision
+
+    async def read_moment(self, wanted: MomentQuery) -> Moment:
+        """All of it in one snapshot of the database. Raises JournalUnavailable."""
+        try:
+            return await self._journal.read_moment(wanted)
+        except JournalError as error:
+            raise JournalUnavailable("the journal cannot be read now", retry_after_s=0.5) from error
 
     async def _read_unexpired(self, record: MemoryRecord, ids: Sequence[str]) -> list[Fragment]:
         """The existing ones of these ids that have not expired."""

@@ -10,9 +10,10 @@ import grpc.aio
 
 from memstream.v1 import context_service_pb2 as pb
 from memstream.v1 import stream_service_pb2
+from memstream_server.core.budget import estimated_tokens
 from memstream_server.core.context.position import pack_position, unpack_position
 from memstream_server.core.context.values import NO_BOUNDS, Bounds, Omission, Part, Position
-from memstream_server.engine.context import TOKENIZERS, ContextAnswer, ContextRequest, Contexts
+from memstream_server.engine.context import TOKENIZERS, ContextAnswer, ContextRequest, Contexts, Tokenizers
 from memstream_server.engine.errors import MemoryNotFound
 from memstream_server.engine.runtime.call_context import PRINCIPAL
 from memstream_server.ports.blocks import BlockName, MemoryName
@@ -39,7 +40,15 @@ _TIMEOUT_DEFAULT_S = 2.0
 class ContextService:
     """The servicer. The budget bounds the response."""
 
-    def __init__(self, engine: Engine, contexts: Contexts, limits: Limits, forwarding: Forwarding | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        contexts: Contexts,
+        limits: Limits,
+        forwarding: Forwarding | None,
+        tokenizers: Tokenizers = TOKENIZERS,
+    ) -> None:
+        self._tokenizers = tokenizers
         self._engine = engine
         self._contexts = contexts
         self._limits = limits
@@ -61,8 +70,9 @@ class ContextService:
         found, limits = Violations(), self._limits
         observations.content_checked(found, "question", request.question, limits)
         check.check_bounds(found, "budget", request.budget, 0, BUDGET_MAX)
-        if request.tokenizer not in TOKENIZERS:
-            known = ", ".join(repr(name) for name in TOKENIZERS if name)
+        check.check_bounds(found, "memory_tokens", request.memory_tokens, 0, BUDGET_MAX)
+        if request.tokenizer not in self._tokenizers:
+            known = ", ".join(repr(name) for name in self._tokenizers if name)
             found.add("tokenizer", f"is {check.quote_text(request.tokenizer)}: this server has {known}")
         if request.HasField("timeout") and scalars.duration_us(found, "timeout", request.timeout) <= 0:
             found.add("timeout", "must be more than 0")
@@ -77,7 +87,8 @@ class ContextService:
         read = ContextRequest(
             question=request.question,
             budget=request.budget or _BUDGET_DEFAULT,
-            tokenizer=request.tokenizer,
+            count=self._tokenizers.get(request.tokenizer, estimated_tokens),
+            memory_tokens=request.memory_tokens,
             conversation=conversation,
             blocks=blocks,
             block_bounds=bounds[0],

@@ -23,7 +23,7 @@ from memstream.v1 import (
     server_service_pb2,
     stream_service_pb2,
 )
-from memstream_server.engine.context import Contexts
+from memstream_server.engine.context import TOKENIZERS, Contexts, Tokenizers
 from memstream_server.engine.runtime.turns import find_turns
 from memstream_server.rpc.access.authorization_interceptor import OpenAccessInterceptor
 from memstream_server.rpc.access.opening import Access
@@ -161,6 +161,7 @@ def create_server(
     metrics: Metrics | None = None,
     access: Access | None = None,
     tracing: Tracing | None = None,
+    tokenizers: Tokenizers = TOKENIZERS,
 ) -> RpcServer:
     """A server of `engine` with the limits of `settings`, not yet listening. Call it in the running event loop."""
     drain = Drain(settings.drain_grace_s)
@@ -178,6 +179,7 @@ def create_server(
         tracing,
         engine.check_serving,
         settings,
+        tokenizers,
     )
 
 
@@ -192,6 +194,7 @@ def build_server(
     tracing: Tracing | None = None,
     look: Callable[[], Awaitable[Serving]] | None = None,
     settings: Settings | None = None,
+    tokenizers: Tokenizers = TOKENIZERS,
 ) -> RpcServer:
     """Like `create_server`, from its parts; without `conversations` the rpcs of that service are refused."""
     limits_interceptor = ErrorAndLimitsInterceptor(drain, limits, metrics)
@@ -211,7 +214,7 @@ def build_server(
     info = ServerService(engine, limits, metrics, settings, gate.admission.clients)
     conversation_service = object() if conversations is None else ConversationService(conversations, limits, drain)
     operations = OperationService(engine, limits)
-    contexts = ContextService(engine, Contexts(engine, engine.clock, conversations), limits, forwarding)
+    contexts = ContextService(engine, Contexts(engine, engine.clock), limits, forwarding, tokenizers)
     services = [
         (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], MemoryService(engine, limits)),
         (

@@ -21,7 +21,13 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from memstream_server.settings.access import AccessSettings
 from memstream_server.settings.limits import RequestSettings, StreamSettings
-from memstream_server.settings.models import EmbeddingSettings, LlmSettings, NextEmbeddingSettings, RerankerSettings
+from memstream_server.settings.models import (
+    EmbeddingSettings,
+    LlmSettings,
+    NextEmbeddingSettings,
+    RerankerSettings,
+    TokenizerSettings,
+)
 from memstream_server.settings.server import ServerSettings
 from memstream_server.settings.storage import ImageSettings, IndexSettings, JournalSettings, WorkingMemorySettings
 from memstream_server.settings.values import (
@@ -73,6 +79,7 @@ class Settings(
     LlmSettings,
     NextEmbeddingSettings,
     RerankerSettings,
+    TokenizerSettings,
     EmbeddingSettings,
     IndexSettings,
     AccessSettings,

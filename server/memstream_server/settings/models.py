@@ -61,6 +61,16 @@ class EmbeddingSettings(BaseModel):
     )
 
 
+class TokenizerSettings(BaseModel):
+    """The tokenizers of contexts."""
+
+    tokenizers_dir: Path | None = setting(
+        None,
+        "directory of tokenizers that contexts may count by: NAME.json, of the form of Hugging Face's tokenizer.json, "
+        "is the tokenizer NAME (pip install '.[onnx]'); unset: only bytes/4",
+    )
+
+
 class RerankerSettings(BaseModel):
     """The reranker."""
 

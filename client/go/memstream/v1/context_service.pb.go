@@ -193,7 +193,8 @@ type ContextRequest struct {
 	TailTokens *TokenBounds `protobuf:"bytes,9,opt,name=tail_tokens,json=tailTokens,proto3" json:"tail_tokens,omitempty"`
 	// Bounds of new memories. Without a maximum: a quarter of what the question leaves of the budget.
 	EvidenceTokens *TokenBounds `protobuf:"bytes,10,opt,name=evidence_tokens,json=evidenceTokens,proto3" json:"evidence_tokens,omitempty"`
-	// How tokens are counted: a name of the server's tokenizers. Empty: UTF-8 bytes / 4, rounded up for each part. An
+	// How tokens are counted: a name of the server's tokenizers (setting `tokenizers_dir`), or "bytes/4", which is UTF-8
+	// bytes / 4, rounded up for each part. Empty: the same. Keep it during a conversation. An
 	// unknown name is INVALID_ARGUMENT, with the known ones.
 	Tokenizer string `protobuf:"bytes,11,opt,name=tokenizer,proto3" json:"tokenizer,omitempty"`
 	// `ContextResponse.position` of the turn before; empty in the first turn. INVALID_ARGUMENT if it is of another
@@ -214,7 +215,11 @@ type ContextRequest struct {
 	Receipt bool `protobuf:"varint,18,opt,name=receipt,proto3" json:"receipt,omitempty"`
 	// How long the parts may take: what is not there by then is missing from the answer (`degraded`). Unset: 2 s; less if
 	// the call's deadline is sooner.
-	Timeout       *durationpb.Duration `protobuf:"bytes,19,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	Timeout *durationpb.Duration `protobuf:"bytes,19,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// Most tokens of one memory, 1 to 10,000,000: a longer one is cut to the sentences that share most words with the
+	// question, and the text says how much is left out. 0: about 48, or 1/256 of the budget if that is more, for a memory of
+	// more than twice as many; half of it for a reply that is found with its message. Keep it during a conversation.
+	MemoryTokens  int32 `protobuf:"varint,20,opt,name=memory_tokens,json=memoryTokens,proto3" json:"memory_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -380,6 +385,13 @@ func (x *ContextRequest) GetTimeout() *durationpb.Duration {
 		return x.Timeout
 	}
 	return nil
+}
+
+func (x *ContextRequest) GetMemoryTokens() int32 {
+	if x != nil {
+		return x.MemoryTokens
+	}
+	return 0
 }
 
 // Bounds of a part of the text, in tokens.
@@ -1005,7 +1017,7 @@ var File_memstream_v1_context_service_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_context_service_proto_rawDesc = "" +
 	"\n" +
-	"\"memstream/v1/context_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\x1a\x18memstream/v1/scope.proto\"\x83\x06\n" +
+	"\"memstream/v1/context_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\x1a\x18memstream/v1/scope.proto\"\xa8\x06\n" +
 	"\x0eContextRequest\x121\n" +
 	"\x06scopes\x18\x01 \x03(\v2\x19.memstream.v1.RecallScopeR\x06scopes\x12\x18\n" +
 	"\apartial\x18\x02 \x01(\bR\apartial\x12\x1a\n" +
@@ -1027,7 +1039,8 @@ const file_memstream_v1_context_service_proto_rawDesc = "" +
 	"\x06filter\x18\x10 \x01(\v2\x1c.memstream.v1.FragmentFilterR\x06filter\x12!\n" +
 	"\treinforce\x18\x11 \x01(\bH\x01R\treinforce\x88\x01\x01\x12\x18\n" +
 	"\areceipt\x18\x12 \x01(\bR\areceipt\x123\n" +
-	"\atimeout\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\atimeoutB\b\n" +
+	"\atimeout\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12#\n" +
+	"\rmemory_tokens\x18\x14 \x01(\x05R\fmemoryTokensB\b\n" +
 	"\x06_limitB\f\n" +
 	"\n" +
 	"_reinforce\"R\n" +

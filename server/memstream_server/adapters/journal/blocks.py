@@ -72,7 +72,7 @@ class SqlBlocks:
         self._read = read
 
     async def read_blocks(self, names: Sequence[BlockName]) -> dict[BlockName, Block]:
-        return await self._read(lambda c: _read_blocks(c, names))
+        return await self._read(lambda c: read_blocks(c, names))
 
     async def get_block(self, name: BlockName, version: int = 0) -> Block:
         return await self._read(lambda c: _get_block(c, name, version))
@@ -126,7 +126,7 @@ def _latest(connection: Connection, number: int, name: str, before: int | None =
     return [_decode_row(row) for row in rows]
 
 
-def _read_blocks(connection: Connection, names: Sequence[BlockName]) -> dict[BlockName, Block]:
+def read_blocks(connection: Connection, names: Sequence[BlockName]) -> dict[BlockName, Block]:
     found: dict[BlockName, Block] = {}
     numbers: dict[MemoryName, int | None] = {}
     for name in names:

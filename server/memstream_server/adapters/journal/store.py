@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from memstream_server.adapters.journal.blocks import SqlBlocks
+from memstream_server.adapters.journal.blocks import SqlBlocks, read_blocks
 from memstream_server.adapters.journal.conversations import SqlConversations
 from memstream_server.adapters.journal.database import directory, postgres
 from memstream_server.adapters.journal.database.database import Database, read_snapshot
@@ -28,6 +28,7 @@ from memstream_server.adapters.journal.sql import (
     export_reads,
     fragment_reads,
     load_memory,
+    messages,
     next_space_vectors,
     outbox,
     reads,
@@ -44,6 +45,7 @@ from memstream_server.adapters.journal.writer import JointWork, Writer
 from memstream_server.core.events import Event
 from memstream_server.core.values import Fragment
 from memstream_server.engine.runtime.threads import Threads
+from memstream_server.ports.conversations import Message, NotThere
 from memstream_server.ports.journal.errors import JournalError, OutcomeUnknown, StorageFull
 from memstream_server.ports.journal.reading import (
     FragmentQuery,
@@ -51,6 +53,8 @@ from memstream_server.ports.journal.reading import (
     KeptReceipt,
     LoadedMemory,
     MemoryScan,
+    Moment,
+    MomentQuery,
     StoredConflict,
 )
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
@@ -335,6 +339,9 @@ class SqlJournal:
 
     # ---- reads
 
+    async def read_moment(self, wanted: MomentQuery) -> Moment:
+        return await self._read(_read_moment, wanted, self._model)
+
     async def get_fragments(self, uid: str, ids: Sequence[str]) -> list[Fragment]:
         return await self._read(fragment_reads.read_fragments, uid, ids, self._model)
 
@@ -514,3 +521,34 @@ async def open_journal(
         await journal.close()
         raise
     return journal
+
+
+def _read_moment(connection: Connection, wanted: MomentQuery, model: str | None) -> Moment:
+    """See Journal.read_moment."""
+    found: Sequence[Message] = ()
+    if wanted.conversation is not None:
+        with contextlib.suppress(NotThere):
+            found = messages.read_messages(connection, wanted.conversation, wanted.messages)
+    records = reads.get_records(connection, wanted.memories) if wanted.memories else []
+    return Moment(
+        {record.uid: record.revision for record in records},
+        read_blocks(connection, wanted.blocks),
+        found,
+        {uid: _read_chains(connection, uid, ids, model, wanted) for uid, ids in wanted.fragments.items()},
+    )
+
+
+def _read_chains(
+    connection: Connection, uid: str, ids: Sequence[str], model: str | None, wanted: MomentQuery
+) -> Mapping[str, Fragment]:
+    """By id."""
+    found: dict[str, Fragment] = {}
+    left = [*ids]
+    for _ in range(wanted.steps + 1):
+        read = fragment_reads.read_fragments(connection, uid, left, model)
+        found |= {one.id: one for one in read}
+        named = {"" if wanted.next_of is None else wanted.next_of(one) for one in read}
+        left = sorted(named - found.keys() - {""})
+        if not left:
+            break
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,29 @@ def tokenizer(directory: Path, tokens_max: int) -> Any:
     # Override a fixed padding length in the file, with which every short text would cost as much as the longest.
     made.enable_padding(pad_id=padding.get("pad_id", 0), pad_token=padding.get("pad_token", "[PAD]"))
     return made
+
+
+def load_counters(directory: Path) -> dict[str, Callable[[str], int]]:
+    """Functions that count the tokens of a text, by name: one for each NAME.json of the directory. Raises
+    OnnxModelError."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise OnnxModelError("tokenizers is not installed: pip install '.[server,onnx]'") from error
+
+    def load(file: Path) -> Callable[[str], int]:
+        try:
+            made = Tokenizer.from_file(str(file))
+        except Exception as error:  # tokenizers raises plain Exception
+            raise OnnxModelError(f"{file} cannot be loaded: {str(error)[:300]}") from error
+        made.no_truncation()
+        made.no_padding()
+        return lambda text: len(made.encode(text, add_special_tokens=False).ids)
+
+    files = sorted(directory.glob("*.json"))
+    if not files:
+        raise OnnxModelError(f"{directory} has no tokenizer: NAME.json")
+    return {file.stem: load(file) for file in files}
 
 
 def inputs(encoded: Sequence[Any]) -> Inputs:

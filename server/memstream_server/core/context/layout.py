@@ -23,7 +23,7 @@ from itertools import accumulate
 from msgspec.structs import replace
 
 from memstream_server.core.context.position import POSITION_BYTES_MAX, pack_position
-from memstream_server.core.context.texts import Texts, is_said, normalize
+from memstream_server.core.context.texts import CONTAINED_MIN, Texts, is_said, normalize
 from memstream_server.core.context.values import (
     FORMAT,
     BudgetTooSmall,
@@ -40,6 +40,7 @@ from memstream_server.core.context.values import (
     Seen,
     Turn,
 )
+from memstream_server.core.marks import escape_marks
 from memstream_server.core.values import Fragment
 
 LEFT_OUT_MAX = 100
@@ -110,9 +111,14 @@ class _Layout:
         self._block_text = "\0".join(normalize(block.text) for block in inputs.blocks)
         units = self._make_units()
         tail_room = inputs.tail_bounds.limit(room - most)
+        tokens = sum(unit.tokens for unit in units)
+        if tail_room < tokens <= inputs.tail_bounds.limit(room) and self._is_whole(units):
+            built = self._finish(blocks, units, most, question)  # new memories may need less than their room
+            if built.tokens <= inputs.budget and not _lacks_memories(built) and _may_return(built):
+                return built
         while True:
             built = self._finish(blocks, self._cut_tail(units, tail_room), most, question)
-            if not tail_room or len(pack_position(built.position)) <= POSITION_BYTES_MAX:
+            if not tail_room or _may_return(built):
                 return built
             tail_room //= 2
 
@@ -178,8 +184,7 @@ class _Layout:
 
     def _cut_tail(self, units: list[_Unit], room: int) -> list[_Unit]:
         costs = [unit.tokens for unit in units]
-        whole = not units or (units[0].may_start and not self._inputs.before)
-        if sum(costs) <= room and whole:
+        if sum(costs) <= room and self._is_whole(units):
             return units
         left = [*accumulate(reversed(costs))][::-1]
         turns = [place for place, unit in enumerate(units) if unit.may_start and unit.starts_turn]
@@ -189,6 +194,9 @@ class _Layout:
             if start is not None:
                 return units[start:]
         return []
+
+    def _is_whole(self, units: Sequence[_Unit]) -> bool:
+        return not units or (units[0].may_start and not self._inputs.before)
 
     # ---- new memories
     def _finish(self, blocks: list[Part], tail: list[_Unit], room: int, question: Part) -> Built:
@@ -201,9 +209,10 @@ class _Layout:
             left_out.append(Omission(PartKind.MESSAGE, Omitted.BUDGET, number=first, count=count))
         turns = [turn for unit in tail for turn in unit.turns]
         said = [unit.said.text for unit in tail if unit.said is not None]
-        fresh = Fresh(self._inputs, self._texts, self._after, turns, said, self._block_text, left_out)
-        turn, lines = fresh.choose(self._anchor, room)
         parts = [*blocks, *(part for unit in tail for part in unit.parts)]
+        shown = "\0".join(part.text for part in parts if part.kind is PartKind.EVIDENCE)
+        fresh = Fresh(self._inputs, self._texts, self._after, turns, said, shown, self._block_text, left_out)
+        turn, lines = fresh.choose(self._anchor, room)
         if turn is not None:
             place = sum(each.anchor == turn.anchor for each in turns)
             parts.append(self._write_turn(turn, lines, place, fresh.memories))
@@ -307,7 +316,17 @@ class _Layout:
         return Omission(seen.kind, reason, number=number)
 
     def _in_blocks(self, content: str) -> bool:
-        return is_said(normalize(content), self._block_text)
+        return bool(self._block_text) and is_said(normalize(content), self._block_text)
+
+
+def _may_return(built: Built) -> bool:
+    return len(pack_position(built.position)) <= POSITION_BYTES_MAX
+
+
+def _lacks_memories(built: Built) -> bool:
+    """Whether the budget has left out new memories."""
+    known = len(built.left_out) < LEFT_OUT_MAX
+    return not known or any(one.kind is PartKind.EVIDENCE and one.reason is Omitted.BUDGET for one in built.left_out)
 
 
 def _is_question(said: Said, question: str) -> bool:
@@ -355,6 +374,7 @@ class Fresh:
         after: Position,
         turns: Sequence[Turn],
         messages: Sequence[str],
+        shown_text: str,
         block_text: str,
         left_out: list[Omission],
     ) -> None:
@@ -371,8 +391,7 @@ class Fresh:
         self._corrected = {entry.corrects for entry in shown}
         self._shown = {(self.memories[entry.memory], entry.id): entry for entry in shown if not entry.again}
         self._ids = {id for _, id in self._shown}
-        known = [normalize(inputs.known[key].content) for key in self._shown]
-        self._shown_text = "\0".join(known)
+        self._shown_text = normalize(shown_text)
         self._tail_text = "\0".join(map(normalize, [*messages, inputs.question]))
 
     def choose(self, anchor: int, room: int) -> tuple[Turn | None, list[str]]:
@@ -417,7 +436,9 @@ class Fresh:
                 again = Entry(there.number, there.memory, newest.id, entry.number, again=True)
                 found.append((again, newest, memory))
             else:
-                found.append((Entry(_MANY, self._place(memory), newest.id, entry.number), newest, memory))
+                excerpt = self._texts.find_excerpt(Found(memory, newest))
+                corrected = Entry(_MANY, self._place(memory), newest.id, entry.number, excerpt=excerpt)
+                found.append((corrected, newest, memory))
                 self._ids.add(newest.id)
         return found
 
@@ -427,7 +448,7 @@ class Fresh:
         for found in self._inputs.found:
             fragment = found.fragment
             text = normalize(fragment.content)
-            if fragment.id in self._ids or text in said or is_said(text, self._shown_text):
+            if fragment.id in self._ids or text in said or self._is_shown(text):
                 reason = Omitted.REPEATS
             elif is_said(text, self._tail_text):
                 reason = Omitted.IN_TAIL
@@ -436,9 +457,16 @@ class Fresh:
             else:
                 said.append(text)
                 self._ids.add(fragment.id)
-                yield Entry(_MANY, self._place(found.memory), fragment.id), fragment, found.memory
+                excerpt = self._texts.find_excerpt(found)
+                yield Entry(_MANY, self._place(found.memory), fragment.id, excerpt=excerpt), fragment, found.memory
                 continue
             self._left_out.append(leave_out(found, reason))
+
+    def _is_shown(self, text: str) -> bool:
+        """Whether the memories of earlier turns say it."""
+        if len(text) >= CONTAINED_MIN:  # as they are written
+            return is_said(escape_marks(text), self._shown_text)
+        return any(normalize(self._inputs.known[key].content) == text for key in self._shown)
 
     def _place(self, memory: str) -> int:
         if memory not in self.memories:

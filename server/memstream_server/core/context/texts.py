@@ -1,22 +1,50 @@
-"""Writes the parts of a context: labels, marks, dates, and what is cut."""
+"""Writes the parts of a context: labels, marks, dates, what is cut, and excerpts of long memories."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import islice, pairwise
+from math import log
 
 from msgspec.structs import replace
 
-from memstream_server.core.context.values import Block, Entry, Inputs, Part, PartKind, Said, Turn
+from memstream_server.core.context.values import Block, Entry, Found, Inputs, Part, PartKind, Said, Turn
 from memstream_server.core.marks import escape_marks, wrap_injected
 from memstream_server.core.rendering import date_text
 from memstream_server.core.values import Fragment
 
-_CONTAINED_MIN = 16
+CONTAINED_MIN = 16
 """A shorter text is a repeat only of an equal one."""
 _TOKEN_CHARACTERS_MAX = 16
+_CHARACTER_TOKENS_MAX = 4
+"""A token has at least a byte."""
+_MEMORY_TOKENS = 48
+_MEMORY_SHARE = 256
+"""A longer memory is cut to so many tokens, or to this part of the budget if that is more; see docs/decisions.md."""
+_DAY_US = 86_400_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SENTENCES_MAX = 2_000
+"""Of a text; the rest is its last sentence."""
+_PIECE_MAX = 240
+"""Characters of a sentence; a longer one is cut between words."""
+_END = re.compile(r"[.!?]+[\"')\]]*\s+|[\u3002\uff01\uff1f]+|\n+")
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
+_CHARACTER = re.compile(f"[{_UNSPACED}]")
+_WORD = re.compile(rf"[^\W_{_UNSPACED}]+")
+_PIECE_TOKENS_MIN = 4
+"""Less room is left empty."""
+_COMMON = 1.0
+"""A word that occurs more often than that in a piece, on average, does not tell pieces apart."""
+_WORDS_MAX = 200
+"""Of a question."""
+_STEM = 5
+"""Characters by which words are compared: inflected forms share them."""
 NOTHING_KNOWN = "Nothing is known about this."
+Spans = tuple[int, ...]
+"""Begin and end of each piece of an excerpt, in characters, ascending."""
 
 
 class Texts:
@@ -25,6 +53,13 @@ class Texts:
     def __init__(self, inputs: Inputs) -> None:
         self._inputs = inputs
         self.count = inputs.count
+        self._days: dict[int, str] = {}
+        self._excerpts = _Excerpts(inputs.question, inputs.count)
+        self._memory_tokens = inputs.memory_tokens or max(_MEMORY_TOKENS, inputs.budget // _MEMORY_SHARE)
+        self._whole_tokens = inputs.memory_tokens or 2 * self._memory_tokens
+        """A memory of so many is not cut,"""
+        self._clip_tokens = inputs.memory_tokens or inputs.budget // 8
+        """and none has more."""
 
     def write_question(self) -> Part:
         return self._write_message(PartKind.QUESTION, "user", "", self._inputs.question)
@@ -70,25 +105,43 @@ class Texts:
                 if entry.number
                 else (f"[{entry.corrects}] no longer holds.")
             )
-        content = self.clip(escape_marks(fragment.content), self._inputs.budget // 8).replace("\n", "\n    ")
-        who = escape_marks(fragment.speaker)
-        about = ", ".join(filter(None, (self.write_day(fragment.observe_time_us), who)))
+        content = self._write_content(entry, fragment).replace("\n", "\n    ")
+        day, who = self.write_day(fragment.observe_time_us), escape_marks(fragment.speaker)
+        about = f"{day}, {who}" if day and who else day or who
         instead = f" (holds instead of [{entry.corrects}])" if entry.corrects else ""
         return f"[{entry.number}] {about}{': ' if about else ''}{content}{instead}"
 
+    def _write_content(self, entry: Entry, fragment: Fragment) -> str:
+        pieces = _cut_excerpt(fragment.content, entry.excerpt) if entry.excerpt else []
+        if not pieces:
+            return self.clip(escape_marks(fragment.content), self._clip_tokens)
+        left = len(fragment.content) - sum(map(len, pieces))
+        return f"{escape_marks(' … '.join(pieces))} [{left} more characters]"
+
+    def find_excerpt(self, found: Found) -> Spans:
+        """What of a long memory is shown."""
+        share = 2 if found.is_reply else 1
+        most, whole = [min(tokens // share, self._clip_tokens) for tokens in (self._memory_tokens, self._whole_tokens)]
+        return self._excerpts.find(found.fragment.content, most, whole)
+
     def write_day(self, time_us: int) -> str:
         """The date in the time zone; empty outside the years 1 to 9999."""
-        if self._inputs.zone is UTC:
-            return date_text(time_us)
-        try:
-            offset = (_EPOCH + timedelta(microseconds=time_us)).astimezone(self._inputs.zone).utcoffset()
-        except (OverflowError, ValueError):
-            return ""
-        return date_text(time_us + (offset or timedelta()) // timedelta(microseconds=1))
+        if self._inputs.zone is not UTC:
+            try:
+                offset = (_EPOCH + timedelta(microseconds=time_us)).astimezone(self._inputs.zone).utcoffset()
+            except (OverflowError, ValueError):
+                return ""
+            time_us += (offset or timedelta()) // timedelta(microseconds=1)
+        day = time_us // _DAY_US
+        if (text := self._days.get(day)) is None:
+            text = self._days[day] = date_text(time_us)
+        return text
 
     def clip(self, text: str, most: int) -> str:
         """The text, or its beginning with how much is left out, in at most `most` tokens; empty if that is too few."""
-        if len(text) <= most or self.count(text) <= most:
+        if len(text) * _CHARACTER_TOKENS_MAX <= most:
+            return text
+        if len(text) <= most * _TOKEN_CHARACTERS_MAX and self.count(text) <= most:
             return text
         low, high = 0, min(len(text), max(most, 0) * _TOKEN_CHARACTERS_MAX)
         while low < high:
@@ -110,6 +163,88 @@ def normalize(text: str) -> str:
 
 def is_said(text: str, said: str) -> bool:
     """Whether one of the texts, which NUL separates, says it. text and said: normalized."""
-    if len(text) >= _CONTAINED_MIN:
-        return text in said
+    if len(text) >= CONTAINED_MIN:
+        return text[:CONTAINED_MIN] in said and text in said  # a short text is found at once, if it is not there
     return text in said.split("\0")
+
+
+class _Excerpts:
+    """Finds what long texts say about a question.
+
+    Each piece of a text scores the sum of the weights of the question's words in it; a word weighs more the fewer
+    pieces have it. Scripts without spaces count characters instead of words.
+    """
+
+    def __init__(self, question: str, count: Callable[[str], int]) -> None:
+        self._count = count
+        stems = [word[:_STEM] for word in _WORD.findall(question.lower()) if len(word) > 1]
+        self._words = sorted({*stems, *_CHARACTER.findall(question)})[:_WORDS_MAX]
+
+    def find(self, text: str, most: int, whole: int) -> Spans:
+        """The best pieces that fit into `most` tokens; empty if the text has at most `whole`, or if none fits."""
+        if len(text) * _CHARACTER_TOKENS_MAX <= whole:
+            return ()
+        if len(text) <= whole * _TOKEN_CHARACTERS_MAX and self._count(text) <= whole:
+            return ()
+        ends = [match.end() for match in islice(_END.finditer(text), _SENTENCES_MAX - 1)]
+        pieces = _cut_long(text, [0, *ends, len(text)])
+        scores = self._score(text, [end for _, end in pieces])
+        chosen: list[int] = []
+        for at in sorted(range(len(pieces)), key=lambda at: (-scores[at], at)):
+            begin, end = pieces[at]
+            cost = self._count(text[begin:end]) + 1
+            if cost <= most:
+                most -= cost
+                chosen.append(at)
+            if most < _PIECE_TOKENS_MIN:
+                break
+        spans: list[int] = []
+        for at in sorted(chosen):
+            begin, end = pieces[at]
+            if spans and spans[-1] == begin:
+                spans[-1] = end
+            else:
+                spans += [begin, end]
+        return tuple(spans)
+
+    def _score(self, text: str, ends: Sequence[int]) -> list[float]:
+        """Of each piece, by where it ends."""
+        lower = text.lower()
+        if len(lower) != len(text):  # a letter whose small form has two
+            lower = text
+        scores = [0.0] * len(ends)
+        for word in self._words:
+            if lower.count(word) > len(ends) * _COMMON:
+                continue
+            said = {bisect_right(ends, at) for at in _find_beginnings(lower, word)}
+            for piece in said:
+                scores[piece] += log(1 + len(ends) / len(said))
+        return scores
+
+
+def _find_beginnings(text: str, word: str) -> Iterator[int]:
+    """Where words begin with it; any place for a character of a script without spaces."""
+    at = text.find(word)
+    while at >= 0:
+        if len(word) == 1 or not at or not text[at - 1].isalnum():
+            yield at
+        at = text.find(word, at + 1)
+
+
+def _cut_excerpt(text: str, spans: Spans) -> list[str]:
+    """The pieces without blanks around them, as far as the text has them."""
+    pairs = zip(spans[::2], spans[1::2], strict=False)
+    return [piece for begin, end in pairs if (piece := text[begin:end].strip())]
+
+
+def _cut_long(text: str, ends: Sequence[int]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for begin, end in pairwise(ends):
+        while end - begin > _PIECE_MAX:
+            space = text.rfind(" ", begin + _PIECE_MAX // 2, begin + _PIECE_MAX)
+            middle = begin + _PIECE_MAX if space < 0 else space + 1
+            found.append((begin, middle))
+            begin = middle
+        if begin < end:
+            found.append((begin, end))
+    return found

@@ -86,6 +86,8 @@ class Entry(Struct, frozen=True, gc=False, array_like=True):
     """Number of the entry that it supersedes."""
     again: bool = False
     """Only its number is shown: an earlier turn has its text."""
+    excerpt: tuple[Annotated[int, Meta(ge=0, le=NUMBER_MAX)], ...] = ()
+    """Where its shown sentences begin and end, in turn, in characters of the content; empty: its beginning."""
 
 
 class Turn(Struct, frozen=True, gc=False, array_like=True):
@@ -147,6 +149,8 @@ class Found(Struct, frozen=True, gc=False, eq=False):
 
     memory: str
     fragment: Fragment
+    is_reply: bool = False
+    """Found because of the message that it answers."""
 
 
 class Bounds(Struct, frozen=True, gc=False):
@@ -177,6 +181,8 @@ class Inputs:
     block_bounds: Bounds = NO_BOUNDS
     tail_bounds: Bounds = NO_BOUNDS
     evidence_bounds: Bounds = NO_BOUNDS
+    memory_tokens: int = 0
+    """Most tokens of one memory; 0: see Texts."""
     blocks: Sequence[Block] = ()
     messages: Sequence[Said] = ()
     """From Position.tail_start on, ascending; older ones may be missing."""

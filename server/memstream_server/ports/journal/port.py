@@ -24,6 +24,8 @@ from memstream_server.ports.journal.reading import (
     KeptReceipt,
     LoadedMemory,
     MemoryScan,
+    Moment,
+    MomentQuery,
     StoredConflict,
 )
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
@@ -231,6 +233,10 @@ class Journal(Protocol):
         ...
 
     # ---- reads
+    async def read_moment(self, wanted: MomentQuery) -> Moment:
+        """All of it in one snapshot."""
+        ...
+
     async def get_fragments(self, uid: str, ids: Sequence[str]) -> list[Fragment]:
         """The existing fragments of `ids`, in the order of `ids`."""
         ...

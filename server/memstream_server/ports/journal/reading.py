@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from memstream_server.core.suspicions import ConflictDecision, Suspicion
 from memstream_server.core.values import Fragment, Held, Tier
 from memstream_server.ports.blocks import Block as MemoryBlock
+from memstream_server.ports.blocks import BlockName
+from memstream_server.ports.conversations import ConversationName, Message, MessageQuery
 from memstream_server.ports.journal.records import MemoryRecord, Producer, Recorded
 from memstream_server.ports.journal.rows import Anchor, Block, Row
 from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
@@ -150,3 +152,32 @@ class MemoryScan:
     """and the last version that was given to one."""
     pages: Callable[[], Iterator[list[tuple[Fragment, bytes | None]]]]
     """Fragments by position, each with its vector if requested."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MomentQuery:
+    """What a turn of an agent reads."""
+
+    memories: Sequence[str] = ()
+    """Uids of those whose revision is wanted."""
+    blocks: Sequence[BlockName] = ()
+    conversation: ConversationName | None = None
+    messages: MessageQuery = field(default_factory=MessageQuery)
+    fragments: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Ids by uid; also what `next_of` names, over at most `steps` steps."""
+    next_of: Callable[[Fragment], str] | None = None
+    """The id of another fragment; empty: none."""
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moment:
+    """What is in one snapshot of the database."""
+
+    revisions: Mapping[str, int]
+    """By uid, of the memories that exist."""
+    blocks: Mapping[BlockName, MemoryBlock]
+    messages: Sequence[Message]
+    """Empty, too, if there is no such conversation."""
+    fragments: Mapping[str, Mapping[str, Fragment]]
+    """By uid and id, those that exist."""
