@@ -5,7 +5,8 @@
 Each quickstart has a new virtual environment and a new home, which are not timed; nor is what a person has already, as
 the host's own program. Timed: `pip install` of the wheel with the extras of the page, from the package index without
 pip's cache (with --cached: with it), then what the page says, until the fact of one session is in the answer of another
-one. Replies come from a scripted endpoint, so the time of a person's model and reading are not in the figure.
+one. Replies come from a scripted endpoint, so the time of a person's model and reading are not in the figure. CPU is of
+the processes that have ended; on a busy machine it says more than the seconds.
 
 A quickstart is a function of the dictionary QUICKSTARTS: it gets a Start, and raises if the answer does not have the
 fact. Add one by adding it there; one whose programs are missing raises Absent and is skipped with the reason.
@@ -17,6 +18,7 @@ import argparse
 import asyncio
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -33,8 +35,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.support.host_model import Asked, Called, HostModel, Reply  # noqa: E402
-from tests.toolchains.hosts import PACKAGES, prepared, version_of  # noqa: E402
-from tests.toolchains.programs import Absent  # noqa: E402
+from tests.toolchains.hosts import PACKAGES, Host, prepared, version_of  # noqa: E402
+from tests.toolchains.programs import CACHE, Absent  # noqa: E402
 
 FACT, QUESTION = "We deploy on Tuesdays.", "On which day do we deploy?"
 AIM_S = 120
@@ -58,7 +60,7 @@ class Start:
     def install(self, extras: str = "", *others: str) -> None:
         """`pip install` of the wheel with its extras, and other packages. Raises CalledProcessError."""
         wanted = f"{self.wheel}[{extras}]" if extras else str(self.wheel)
-        cache = [] if self.cached else ["--no-cache-dir"]
+        cache = ["--cache-dir", str(CACHE / "pip")] if self.cached else ["--no-cache-dir"]
         words = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", *cache, wanted, *others]
         self.timed("pip install", lambda: self.run(self.bin / "python", *words))
 
@@ -98,11 +100,7 @@ def start_host(name: str) -> Callable[[Start], None]:
     return quickstart
 
 
-async def _talk(start: Start, host: object) -> None:
-    from tests.toolchains.hosts import Host
-
-    assert isinstance(host, Host)
-
+async def _talk(start: Start, host: Host) -> None:
     def answer(asked: Asked) -> Reply:
         """As a model does: with a tool if it has one yet, else from what the hooks have put into the prompt."""
         tool, given = ("recall", {"query": QUESTION}) if QUESTION in asked.fresh else ("observe", {"content": FACT})
@@ -133,16 +131,21 @@ def build_wheel(folder: Path) -> Path:
     return wheel
 
 
-def measure(name: str, wheel: Path, *, cached: bool) -> dict[str, float]:
-    """Seconds of each step of a quickstart. Raises Absent."""
+def measure(name: str, wheel: Path, *, cached: bool) -> tuple[dict[str, float], float]:
+    """(seconds of each step, CPU seconds) of a quickstart. Raises Absent."""
     home = Path(tempfile.mkdtemp(prefix="quickstart-", dir="/var/tmp"))
     try:
         venv.create(home / "venv", with_pip=True)
-        start = Start(home, wheel, cached, {})
+        start, before = Start(home, wheel, cached, {}), _cpu_s()
         QUICKSTARTS[name](start)
-        return start.steps
+        return start.steps, _cpu_s() - before
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -154,7 +157,7 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := set(given.names) - QUICKSTARTS.keys():
         parser.error(f"no quickstart {', '.join(sorted(unknown))}")
-    machine, found, failed = describe_machine(), dict[str, dict[str, float]](), 0
+    machine, found, failed = describe_machine(), dict[str, tuple[dict[str, float], float]](), 0
     print(format_machine(machine))
     with tempfile.TemporaryDirectory() as folder:
         wheel = build_wheel(Path(folder))
@@ -168,10 +171,12 @@ def main() -> None:
                 failed += 1
                 print(f"{name}: failed, {error}")
                 continue
-            total = sum(found[name].values())
-            steps = ", ".join(f"{step} {seconds:.1f}" for step, seconds in found[name].items())
+            steps, cpu_s = found[name]
+            total = sum(steps.values())
+            each = ", ".join(f"{step} {seconds:.1f}" for step, seconds in steps.items())
             version = f" {version_of(name)}" if name in PACKAGES else ""
-            print(f"{name}{version}: {total:.0f} s, {'within' if total <= AIM_S else 'NOT within'} {AIM_S} s ({steps})")
+            within = "within" if total <= AIM_S else "NOT within"
+            print(f"{name}{version}: {total:.0f} s, {within} {AIM_S} s ({each}); CPU {cpu_s:.0f} s", flush=True)
     if given.json:
         given.json.write_text(json.dumps({"machine": machine, "seconds": found}, indent=1), "utf-8")
     sys.exit(failed)
