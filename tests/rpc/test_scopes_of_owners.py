@@ -26,7 +26,7 @@ from memstream_server.rpc.server import RpcServer, build_server
 from tests.engine.conftest import open_engine
 from tests.rpc.conftest import GRACE_S, LIMITS
 from tests.rpc.wire import Wire
-from tests.support.waiting import skip_time, until
+from tests.support.waiting import until
 
 NOW = Timestamp(seconds=2_000_000_000)
 TEXTS = {"here": ["the tea is green", "a red bicycle"], "there": ["tea with milk", "the kettle is hot", "tea again"]}
@@ -70,7 +70,7 @@ async def two(tmp_path: Path) -> AsyncIterator[Two]:
     async with AsyncExitStack() as stack:
 
         async def serve(name: str, forwarding: Forwarding | None = None) -> tuple[RpcServer, str, Wire]:
-            engine = await stack.enter_async_context(open_engine(tmp_path / name))
+            engine = await stack.enter_async_context(open_engine(tmp_path / name, access_flush_interval_s=0.1))
             drain = Drain(GRACE_S)
             server = build_server(engine, LIMITS, drain, forwarding=forwarding)
             address = await server.start("127.0.0.1:0")
@@ -166,7 +166,7 @@ async def test_a_paused_owner_is_named_within_the_deadline(two: Two) -> None:
     scopes = [RecallScope(memory="ns/here"), RecallScope(memory="ns/there")]
     query = pb.RecallQuery(text="hot tea", now=NOW, reinforce=False, scopes=scopes)
     async with owned_by(two, answer):
-        found = await two.front.streams.RecallOnce(pb.RecallOnceRequest(query=query), timeout=3)
+        found = await two.front.streams.RecallOnce(pb.RecallOnceRequest(query=query), timeout=2)
     assert {one.memory for one in found.recollections.recollections} == {"ns/here"}
     assert "gave no answer in time" in found.done.memories[1].degraded
 
@@ -187,7 +187,6 @@ async def test_another_owner_counts_what_is_kept(two: Two) -> None:
         listed = await two.there.memories.ListFragments(ListFragmentsRequest(namespace="ns", memory="there"))
         return {one.content for one in listed.fragments if one.access_count} == kept
 
-    skip_time(60)  # accesses are written in groups
     await until(counted)
 
 

@@ -74,7 +74,7 @@ class _Other:
 
     async def count_words(self, scope: Scope, namespace: str, name: str) -> tuple[WordStatistics, ...]:
         query = pb.RecallQuery.FromString(scope.message)
-        query.count_words = True
+        query.count_words, query.reinforce = True, False
         response = await self._ask(namespace, name, query)
         found = queries.read_words(Violations(), "", response.done.word_statistics)
         return () if found is None else (found,)
