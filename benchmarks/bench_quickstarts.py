@@ -34,6 +34,7 @@ from report import describe_machine, format_machine
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.quickstarts import FRAMEWORK_QUICKSTARTS  # noqa: E402
 from tests.support.host_model import Asked, Called, HostModel, Reply  # noqa: E402
 from tests.toolchains.hosts import PACKAGES, Host, prepared, version_of  # noqa: E402
 from tests.toolchains.programs import CACHE, Absent  # noqa: E402
@@ -120,7 +121,10 @@ async def _talk(start: Start, host: Host) -> None:
         assert FACT in said, said
 
 
-QUICKSTARTS: dict[str, Callable[[Start], None]] = {name: start_host(name) for name in PACKAGES}
+QUICKSTARTS: dict[str, Callable[[Start], None]] = {
+    **{name: start_host(name) for name in PACKAGES},
+    **FRAMEWORK_QUICKSTARTS,
+}
 
 
 def build_wheel(folder: Path) -> Path:
