@@ -298,7 +298,7 @@ def test_the_page_names_what_is_tested_and_written(name: str, tmp_path: Path) ->
         {"claude-code": "Claude Code", "codex": "Codex", "cursor": "Cursor", "vscode": "VS Code"},
     )
     page = (ROOT / "docs/connect.md").read_text("utf-8")
-    (row,) = re.findall(rf"^\| {shown[name]} \| (.*) \| (.*) \| (\d+) \| \d+ \|$", page, re.M)
+    (row,) = re.findall(rf"^\| {shown[name]} \| (\S+) \| (it runs|transcript) \| (\d+) \| \d+ \|$", page, re.M)
     changes = plan_connection(connection(name), tmp_path / "home", tmp_path / "project")
     lines = [line for change in changes for line in change.diff() if line.startswith("+") and line[:3] != "+++"]
     how = "it runs" if transcript.source.startswith("recorded") else "transcript"
