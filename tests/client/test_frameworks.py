@@ -88,21 +88,23 @@ def row_of(module: str) -> list[str]:
     return str(row).split(" | ")
 
 
-def lines_in(files: Iterable[Path]) -> int:
-    return sum(len(file.read_text("utf-8").splitlines()) for file in files)
+def check_lines(named: str, files: Iterable[Path]) -> None:
+    """The table names the lines to a fifth, so that not every change of an adapter changes the page."""
+    counted = sum(len(file.read_text("utf-8").splitlines()) for file in files)
+    assert int(named.replace(",", "")) == pytest.approx(counted, rel=0.2)
 
 
 @pytest.mark.parametrize("package", [package for package in FRAMEWORKS if package != "dbgpt"])
 def test_the_page_names_the_lines_of_an_adapter(package: str) -> None:
     client = ROOT / "client/memstream"
     files = [*client.glob(f"{ADAPTERS[package]}.py"), *(client / ADAPTERS[package]).glob("*.py")]
-    assert row_of(f"memstream.{ADAPTERS[package]}")[5] == f"{lines_in(files):,}"
+    check_lines(row_of(f"memstream.{ADAPTERS[package]}")[5], files)
 
 
 def test_the_page_names_lines_and_version_of_the_ai_sdk() -> None:
     folder = ROOT / "client/typescript"
     row = row_of("@memstream/client/ai")
-    assert row[5] == str(lines_in(folder.glob("src/ai*.ts")))
+    check_lines(row[5], folder.glob("src/ai*.ts"))
     packages = json.loads((folder / "package-lock.json").read_text("utf-8"))["packages"]
     assert row[4] == packages["node_modules/ai"]["version"]
 
@@ -124,8 +126,7 @@ def test_the_page_of_importers_names_lines_and_versions() -> None:
         shape.name for shape in SHAPES
     )
     for module, names, _, lines in rows:
-        file = ROOT / f"client/memstream/importers/{module}.py"
-        assert lines == f"{lines_in([file])}", file
+        check_lines(lines, [ROOT / f"client/memstream/importers/{module}.py"])
         readers = [shape.read.__module__.rpartition(".")[2] for shape in SHAPES if f"`{shape.name}`" in names]
         assert set(readers) == {module}
     locked = (ROOT / "requirements/stores.txt").read_text("utf-8")
