@@ -88,7 +88,7 @@ class ByteBudget:
         account = self._accounts.get(holder)
         if account is None:
             account = self._accounts[holder] = _Account()
-        if account.waiting or not self._fits(account, size):
+        if account.waiting or (account.used and account.used + size > self.bytes_max):
             return False
         account.used += size
         return True
@@ -114,7 +114,7 @@ class ByteBudget:
         while account.waiting:
             size, turn = account.waiting[0]
             if not turn.done():
-                if not self._fits(account, size):
+                if account.used and account.used + size > self.bytes_max:
                     return
                 account.used += size
                 turn.set_result(None)
@@ -126,9 +126,6 @@ class ByteBudget:
         """Bytes that the holder has."""
         account = self._accounts.get(holder)
         return 0 if account is None else account.used
-
-    def _fits(self, account: _Account, size: int) -> bool:
-        return not account.used or account.used + size <= self.bytes_max
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +146,8 @@ class RequestReader:
         self.message_bytes_max = limits.message_bytes_max
         self.received_bytes_max = limits.received_bytes_max
         self.budget = ByteBudget(limits.caller_request_bytes_max)
+        self._safe_streams = self.budget.bytes_max // self.received_bytes_max
+        """So many streams of a caller cannot exceed the budget in unfinished messages."""
         self._examined = ByteBudget(0)  # one message of each caller
         self._small = (
             min(limits.small_message_bytes_max, limits.message_bytes_max),
@@ -162,24 +161,24 @@ class RequestReader:
         """Streams that wait for a message."""
         self._waiting_of: Counter[str] = Counter()
         self.unread: UnreadBytes | None = None
+        self._counting = asyncio.Event()
+        """Set when `unread` begins to count."""
 
     async def watch_streams(self, port: int) -> None:
         """Ends streams that hold too much in unfinished messages; until it is cancelled."""
         self.unread = unread = UnreadBytes(port)
         while True:
-            await asyncio.sleep(_LOOK_S)
             if not unread.counts:
-                continue
-            many = [holder for holder, count in self._waiting_of.items() if self._could_exceed(count)]
+                self._counting.clear()
+                await self._counting.wait()
+            await asyncio.sleep(_LOOK_S)
+            many = [holder for holder, count in self._waiting_of.items() if count > self._safe_streams]
             if many:
                 await asyncio.to_thread(unread.look)
             else:
                 unread.end()
             for holder in many:
                 self._end_excess(holder, unread)
-
-    def _could_exceed(self, streams: int) -> bool:
-        return streams * self.received_bytes_max > self.budget.bytes_max
 
     def _end_excess(self, holder: str, unread: UnreadBytes) -> None:
         of_peer: dict[str, Counter[str]] = defaultdict(Counter)
@@ -200,8 +199,9 @@ class RequestReader:
         assert task is not None
         self.waiting[requests] = task
         self._waiting_of[requests.holder] += 1
-        if self._could_exceed(self._waiting_of[requests.holder]) and self.unread and not self.unread.counts:
+        if self._waiting_of[requests.holder] > self._safe_streams and self.unread and not self.unread.counts:
             self.unread.begin()
+            self._counting.set()
 
     def end_wait(self, requests: Requests) -> None:
         """It waits no longer."""
@@ -266,25 +266,22 @@ class Requests:
     def __init__(self, reader: RequestReader, path: str, decode: Decode, check: Callable[[Message], None]) -> None:
         """`check` gets the first message, and may raise."""
         self._reader = reader
-        self._path = path
+        self._rpc = reader.find_rpc(path)
+        self._at_once_max = min(PARSED_AT_ONCE, self._rpc.bytes_max)
         self._decode = decode
         self._check: Callable[[Message], None] | None = check
         self._context: Any = None
         self._peer = ""
         self.evicted = False
         """Whether the stream ends because its caller holds too much in unfinished messages."""
-        self._holder = ANYBODY
+        self.holder = ANYBODY
+        """Whose account the messages are charged to."""
         self._held = 0
 
     def read_from(self, context: _Context) -> Requests:
         """Sets the context to read bytes from: the method has no deserializer."""
         self._context = context
         return self
-
-    @property
-    def holder(self) -> str:
-        """Whose account the messages are charged to."""
-        return self._holder
 
     @property
     def peer(self) -> str:
@@ -295,7 +292,7 @@ class Requests:
     def hold_for(self, holder: str) -> None:
         """Sets whose account further messages are charged to."""
         if not self._held:
-            self._holder = holder
+            self.holder = holder
 
     def close(self) -> None:
         """The call has ended."""
@@ -304,10 +301,10 @@ class Requests:
     async def read_only_message(self) -> Message:
         """Raises InvalidField, ProtocolViolation, QuotaExceeded."""
         prepaid = getattr(self._context, "prepaid", False)  # of a call by HTTP
-        if self._holder and not prepaid and not self._try_take_bytes(self._reader.received_bytes_max):
+        if self.holder and not prepaid and not self._try_take_bytes(self._reader.received_bytes_max):
             await self._take_bytes(self._reader.received_bytes_max)
         try:
-            data = await self._reader.read_only_message(self._holder, self._context)
+            data = await self._reader.read_only_message(self.holder, self._context)
         except TimeoutError:
             raise self._overdue_error() from None
         if data is grpc.aio.EOF:
@@ -326,13 +323,14 @@ class Requests:
         return self
 
     async def __anext__(self) -> Message:
-        self._give_back(self._held)
+        if self._held:
+            self._give_back(self._held)
         data = await self._read_next()
         if data is grpc.aio.EOF:
             raise StopAsyncIteration
         REQUEST.set(Request())
         self._reader.count_message(self._context, len(data))
-        if self._holder and not self._try_take_bytes(len(data)):
+        if self.holder and not self._try_take_bytes(len(data)):
             await self._take_bytes(len(data))
         message = self._parse_small(data)
         if message is None:
@@ -367,7 +365,7 @@ class Requests:
             raise self._overdue_error() from None
 
     def _overdue_error(self) -> Exception:
-        if self._holder == ANYBODY:
+        if self.holder == ANYBODY:
             return QuotaExceeded(
                 "the call's message did not come in time", quota="anybody_reads", limit=ANYBODY_READS_MAX
             )
@@ -376,7 +374,7 @@ class Requests:
 
     def _parse_small(self, data: bytes) -> Message | str | None:
         """As `_parse_message`, for data that need no await: small and not compressed; else None."""
-        if data[:2] == GZIP or len(data) > min(PARSED_AT_ONCE, self._reader.find_rpc(self._path).bytes_max):
+        if data[:2] == GZIP or len(data) > self._at_once_max:
             return None
         try:
             return self._decode(data)
@@ -385,9 +383,9 @@ class Requests:
 
     async def _parse_message(self, data: bytes) -> Message | str:
         """The message, or the reason why the data are not one."""
-        rpc = self._reader.find_rpc(self._path)
+        rpc = self._rpc
         if data[:2] == GZIP:
-            async with self._reader.examine_alone(self._holder):
+            async with self._reader.examine_alone(self.holder):
                 unzipped = await decompress(data, rpc.bytes_max)
             if isinstance(unzipped, str):
                 return unzipped
@@ -395,7 +393,7 @@ class Requests:
         if len(data) > rpc.bytes_max:
             return f"the message has {len(data)} bytes, this rpc takes at most {rpc.bytes_max}"
         if may_exceed(data, rpc.fields_max):
-            async with self._reader.examine_alone(self._holder):
+            async with self._reader.examine_alone(self.holder):
                 if await _run_scan(exceeds_fields(data, rpc.table, rpc.fields_max)):
                     return f"the message has more than {rpc.fields_max} fields"
         try:
@@ -416,19 +414,19 @@ class Requests:
         return message
 
     def _try_take_bytes(self, size: int) -> bool:
-        taken = self._reader.budget.try_take(self._holder, size)
+        taken = self._reader.budget.try_take(self.holder, size)
         if taken:
             self._held += size
         return taken
 
     async def _take_bytes(self, size: int) -> None:
-        await self._reader.budget.take_bytes(self._holder, size)
+        await self._reader.budget.take_bytes(self.holder, size)
         self._held += size
 
     def _give_back(self, size: int) -> None:
         if size:
             self._held -= size
-            self._reader.budget.give_back(self._holder, size)
+            self._reader.budget.give_back(self.holder, size)
 
 
 async def _run_scan(scan: Generator[None, None, bool]) -> bool:

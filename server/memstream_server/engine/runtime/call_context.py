@@ -174,12 +174,12 @@ class _Share(_Entrant, Generic[T]):
 class _Order:
     """Queued entrants, the least virtual time first, equal ones in order of their entry."""
 
-    __slots__ = ("_entries", "_heap", "now_s")
+    __slots__ = ("_entries", "heap", "now_s")
 
     def __init__(self) -> None:
         self.now_s = 0.0
         """Virtual time at which the latest turn started."""
-        self._heap: list[tuple[float, int, Any]] = []
+        self.heap: list[tuple[float, int, Any]] = []
         self._entries = 0
 
     def enter(self, entrant: _Entrant) -> None:
@@ -188,11 +188,11 @@ class _Order:
             entrant.is_queued = True
             entrant.virtual_s = max(entrant.virtual_s, self.now_s - CREDIT_S)
             self._entries += 1
-            heapq.heappush(self._heap, (entrant.virtual_s, self._entries, entrant))
+            heapq.heappush(self.heap, (entrant.virtual_s, self._entries, entrant))
 
     def peek(self) -> Any:
         """The next entrant; None if there is none."""
-        heap = self._heap
+        heap = self.heap
         while heap:
             virtual_s, _, entrant = heap[0]
             if virtual_s >= entrant.virtual_s:
@@ -211,16 +211,10 @@ class _Order:
     def pop(self) -> Any:
         """Remove and return the next entrant. There must be one."""
         entrant = self.peek()
-        heapq.heappop(self._heap)
+        heapq.heappop(self.heap)
         entrant.is_queued = False
         self.now_s = max(self.now_s, entrant.virtual_s)
         return entrant
-
-    def charge(self, entrant: _Entrant, cost_s: float) -> None:
-        """Add the cost of a turn, or of a part of one, to an entrant."""
-        started_s = max(entrant.virtual_s, self.now_s - CREDIT_S)
-        self.now_s = max(self.now_s, min(started_s, self._heap[0][0]) if self._heap else started_s)
-        entrant.virtual_s = started_s + cost_s
 
 
 class FairQueue(Generic[T]):
@@ -291,10 +285,14 @@ class FairQueue(Generic[T]):
         return share.principal.virtual_s - self._principals.now_s > slice_s
 
     def charge(self, account: Account, cost_s: float) -> None:
-        """Add a cost."""
+        """Add the cost of a turn, or of a part of one."""
         share = self._shares.get(account) or self._add_share(account)
-        self._principals.charge(share.principal, cost_s)
-        share.principal.namespaces.charge(share, cost_s)
+        principal = share.principal
+        shared: tuple[tuple[_Order, _Entrant], ...] = (self._principals, principal), (principal.namespaces, share)
+        for order, entrant in shared:
+            started_s = max(entrant.virtual_s, order.now_s - CREDIT_S)
+            order.now_s = max(order.now_s, min(started_s, order.heap[0][0]) if order.heap else started_s)
+            entrant.virtual_s = started_s + cost_s
 
     def refund(self, account: Account, cost_s: float) -> None:
         """Take back an expected cost."""

@@ -107,7 +107,8 @@ class Turns:
     def may_run(self, account: Account) -> bool:
         """Whether a step of this account may run now."""
         if not self._queue.waiting and not self._granted:
-            may = self._used_s < BUDGET_S and not self._queue.owes(account, SLICE_S / 2)
+            # Alone in this iteration and the next one, a step delays no other.
+            may = (self._used_s < BUDGET_S or not self._others) and not self._queue.owes(account, SLICE_S / 2)
         else:
             may = self._queue.precedes(account)
             if self._granted and self._queue.owes(account, SLICE_S):
@@ -164,8 +165,11 @@ class Turns:
         now_s, cost_s = perf_counter(), thread_time() - self.began_cpu_s
         took_s = now_s - self.began_s
         self._used_s += took_s
-        if self._used_s > BUDGET_S / 2 and not self._granting:
-            self._schedule_grant()
+        if not self._granting:
+            if not self._others:
+                self._used_s = 0.0  # the iteration ends with this step
+            elif self._used_s > BUDGET_S / 2:
+                self._schedule_grant()
         if waited:
             self._each_s += (min(took_s, COST_MAX_S) - self._each_s) / 16
         if account is None:
