@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import open_journal
 from memstream_server.adapters.journal.database.sqlite import writer_engine
-from memstream_server.adapters.journal.sql.bulk import Bulk, fetch_rows, write_returning
+from memstream_server.adapters.journal.sql.bulk import Bulk, fetch_rows, write_rows
 from memstream_server.adapters.journal.sql.commit import MEMORY_FIELDS, PARTS, list_filled
 from memstream_server.adapters.models.hashing import computed_spaces
 from memstream_server.core.values import Fragment
@@ -92,8 +92,8 @@ def test_failure_in_later_row_raises_journal_error(tmp_path: Path) -> None:
     least = -(1 << 63)
     engine = writer_engine(tmp_path / "journal.db")
     with engine.begin() as connection, pytest.raises(DBAPIError, match="overflow"):
-        write_returning(
-            connection, Bulk("WITH given (n) AS (VALUES ", 1, ") SELECT abs(n) FROM given"), [(1,), (least,)]
+        write_rows(
+            connection, Bulk("WITH given (n) AS (VALUES ", 1, ") SELECT abs(n) FROM given"), [(1,), (least,)], True
         )
     engine.dispose()
 

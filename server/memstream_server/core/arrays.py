@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -114,6 +114,21 @@ class Growing(Generic[Scalar]):
         grown = np.empty((min(room, max(needed, self._most or room)), *self._shape), self._data.dtype)
         grown[: self._count] = self.view
         self._data = grown
+
+
+def allocated_bytes(columns: Iterable[Growing[Any]]) -> int:
+    """Those of several arrays, spare capacity included."""
+    return sum([column._data.nbytes for column in columns])
+
+
+def add_places(columns: Iterable[Growing[Any]]) -> None:
+    """Add one value to each, which the caller then sets: in one call, for a lone observation has thirty columns."""
+    for column in columns:
+        count = column._count + 1
+        if count > len(column._data):
+            column._grow(count)
+        column._count = count
+        column.view = column._data[:count]
 
 
 class Blocks(Generic[Scalar]):

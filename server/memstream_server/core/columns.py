@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.arrays import Growing, Parts
+from memstream_server.core.arrays import Growing, Parts, add_places
 from memstream_server.core.folding import fold_key
 from memstream_server.core.metadata import MetadataIndex
 from memstream_server.core.rendering import is_question
@@ -128,7 +128,8 @@ class Columns:
         self._superseded = Growing(np.bool_)
         self._valid_from_us = Growing(np.int64)
         self._valid_until_us = Growing(np.int64)
-        self._row_bytes = sum(each.view.itemsize for each in self._growable_columns())
+        self._growing = tuple([each for each in vars(self).values() if isinstance(each, Growing)])
+        self._row_bytes = sum(each.view.itemsize for each in self._growing)
         self._has_superseded = False
         self._has_validity = False
         """Whether any fragment ever had a validity: without one, nothing is compared."""
@@ -227,9 +228,15 @@ class Columns:
         """The slot of a fragment, forgotten or not; None if it is absent."""
         return self._slots.get(fragment_id)
 
-    def get_tier(self, slot: int) -> Tier:
-        """The tier of the fragment at a slot."""
-        return _TIERS[int(self._tier.view[slot])]
+    def tier_of(self, fragment_id: str) -> Tier | None:
+        """The tier of a fragment, forgotten or not; None if it is absent."""
+        slot = self._slots.get(fragment_id)
+        return None if slot is None else _TIERS[int(self._tier.view[slot])]
+
+    def is_alive(self, fragment_id: str) -> bool:
+        """Whether a fragment is present and not forgotten."""
+        slot = self._slots.get(fragment_id)
+        return slot is not None and bool(self._alive.view[slot])
 
     def live_ids(self) -> dict[str, int]:
         """Slots by id, including forgotten fragments, excluding removed ones. Read-only for the caller."""
@@ -252,6 +259,10 @@ class Columns:
             raise ValueError(f"fragment {min(taken, default=ids[0])} has a slot already")
         self.ids += ids
         self._slots |= slots
+        self.external_ids += [each.external_id for each in fragments]
+        if len(ids) == 1:  # a lone observation: a third of the calls
+            self._add_slot(first, fragments[0])
+            return first
         self._session.extend(self.sessions.give_all([each.session for each in fragments]))
         self._speaker.extend(self.speakers.give_all([each.speaker for each in fragments]))
         self._role.extend(list(map(_role_code, fragments)))
@@ -276,8 +287,17 @@ class Columns:
         self._valid_until_us.extend([_bound_us(each.valid_until_us, NEVER_US) for each in fragments])
         self._note_truth(fragments)
         self.metadata.extend([each.metadata for each in fragments])
-        self.external_ids += [each.external_id for each in fragments]
         return first
+
+    def _add_slot(self, slot: int, fragment: Fragment) -> None:
+        """As `extend`, of one fragment."""
+        add_places(self._growing)
+        self.metadata.extend([fragment.metadata])
+        self._write_slot(slot, fragment)
+        self._first_access_us.view[slot] = self._access_us.view[slot]
+        self._position.view[slot] = fragment.position
+        self._words.view[slot] = fold_key(fragment)
+        self._asks.view[slot] = is_question(fragment.content)
 
     def update(self, fragment: Fragment, says_else: bool = True) -> int:
         """Overwrite the attributes of a fragment (tier, importance, metadata, forgotten ...); return its slot.
@@ -324,7 +344,7 @@ class Columns:
         self.metadata.keep(slots)
         self.external_ids = [self.external_ids[slot] for slot in slots]
         self._slots = {each: slot for slot, each in enumerate(self.ids) if each != GONE}
-        for column in self._growable_columns():
+        for column in self._growing:
             column.keep(slots)
 
     def pack(self) -> Parts:
@@ -424,9 +444,6 @@ class Columns:
         """Times of receipt, int64[n]."""
         return self._create_us.view
 
-    def _growable_columns(self) -> tuple[Growing[np.generic], ...]:
-        return tuple(each for each in vars(self).values() if isinstance(each, Growing))
-
     def _write_slot(self, slot: int, fragment: Fragment) -> None:
         self._session.view[slot] = self.sessions.assign_code(fragment.session)
         self._speaker.view[slot] = self.speakers.assign_code(fragment.speaker)
@@ -437,7 +454,8 @@ class Columns:
         self._alive.view[slot] = fragment.forget_time_us is None
         self._importance.view[slot] = fragment.importance
         self._observe_us.view[slot] = fragment.observe_time_us
-        self._last_us.view[slot], self._last_position.view[slot] = fragment.last_observed
+        self._last_us.view[slot] = fragment.repeat_time_us or fragment.observe_time_us
+        self._last_position.view[slot] = fragment.repeat_position or fragment.position
         self._create_us.view[slot] = fragment.create_time_us
         self._expire_us.view[slot] = _expiry_us(fragment)
         self._access_us.view[slot] = max(fragment.access_time_us, fragment.create_time_us)
@@ -449,10 +467,13 @@ class Columns:
         self.external_ids[slot] = fragment.external_id
 
     def _note_truth(self, fragments: Sequence[Fragment]) -> None:
-        if not self._has_superseded:
-            self._has_superseded = any(each.superseded_by for each in fragments)
-        if not self._has_validity:
-            self._has_validity = any(each.has_validity for each in fragments)
+        if self._has_superseded and self._has_validity:
+            return
+        for each in fragments:
+            if each.superseded_by:
+                self._has_superseded = True
+            if each.valid_from_us is not None or each.valid_until_us is not None:
+                self._has_validity = True
 
     def _has_other_truth(self, slot: int, fragment: Fragment) -> bool:
         return bool(

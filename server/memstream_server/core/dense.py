@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import simsimd
 
-from memstream_server.core.arrays import BLOCK, Blocks, Growing, Parts
+from memstream_server.core.arrays import BLOCK, Blocks, Growing, Parts, allocated_bytes
 from memstream_server.core.values import Vector
 
 Floats = npt.NDArray[np.float32]
@@ -48,7 +48,7 @@ class QuantizedRows:
     @property
     def nbytes(self) -> int:
         """Allocated bytes."""
-        return sum(each.nbytes for each in self._columns) + sum(each.nbytes for each in self._codes)
+        return allocated_bytes(self._columns) + sum([each.nbytes for each in self._codes])
 
     def extend(self, vectors: Floats) -> None:
         """Add copies of these rows (count, dimension)."""

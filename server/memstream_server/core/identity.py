@@ -50,7 +50,7 @@ def _identity_fields(fragment: Fragment) -> tuple[object, ...]:
         _typed_metadata(fragment.metadata) if fragment.metadata else (),
         fragment.ttl_us,
         fragment.expire_time_us if fragment.ttl_us is None else None,
-        given_time_us(fragment),
+        None if fragment.observe_time_us == fragment.create_time_us else fragment.observe_time_us,
         fragment.own_vector,
         fragment.token_count,
         fragment.valid_from_us,

@@ -152,7 +152,8 @@ class MetadataIndex:
 
     def write(self, slot: int, metadata: Metadata) -> None:
         """Replace the metadata of a slot."""
-        if _type_pairs(metadata) != _type_pairs(self._metadata[slot]):
+        known = self._metadata[slot]
+        if metadata is not known and _type_pairs(metadata) != _type_pairs(known):
             self._metadata[slot] = metadata
             self._writes += 1
             self._rewritten.pop(slot, None)

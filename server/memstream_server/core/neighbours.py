@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.arrays import Growing, Parts
+from memstream_server.core.arrays import Growing, Parts, allocated_bytes
 from memstream_server.core.columns import Slots
 
 NOBODY = -1
@@ -70,7 +70,7 @@ class Neighbours:
             self._alive,
             self._session_of,
         )
-        return sum(each.nbytes for each in arrays) + len(self._alive) * 8 + len(self._sessions) * 600
+        return allocated_bytes(arrays) + len(self._alive.view) * 8 + len(self._sessions) * 600
 
     @property
     def alive(self) -> npt.NDArray[np.bool_]:

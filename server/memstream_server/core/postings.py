@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.arrays import Growing, Parts
+from memstream_server.core.arrays import Growing, Parts, allocated_bytes
 
 Hashes = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ class Postings:
         """Allocated bytes, spare capacity included."""
         base = (self._vocabulary, self._offsets, self._slots, self._counts)
         tail = (self._tail_hashes, self._tail_slots, self._tail_counts)
-        return sum(each.nbytes for each in base) + sum(each.nbytes for each in tail)
+        return sum([each.nbytes for each in base]) + allocated_bytes(tail)
 
     def add(self, hashes: Hashes, slots: npt.ArrayLike, counts: npt.NDArray[np.uint16], later: bool = False) -> None:
         """Add parallel arrays of postings; each (term, slot) pair must be new.

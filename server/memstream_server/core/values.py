@@ -224,19 +224,14 @@ class State:
 
     def at_version(self, changed: Set[str], version: int) -> State:
         """The state in which the changed fragments have the version of the journal, which is their etag."""
-
-        def stamp_tier(tier: tuple[Held, ...]) -> tuple[Held, ...]:
-            return tuple(
-                [
-                    Held(held.fragment.but(version=version), held.vector, held.enhancements)
-                    if held.fragment.id in changed
-                    else held
-                    for held in tier
-                ]
-            )
-
-        tiers = stamp_tier(self.sensory), stamp_tier(self.short_term)
-        return State(self.kind, self.seed, *tiers, self.reflection_aggregate)
+        held = [
+            Held(replace(one.fragment, version=version), one.vector, one.enhancements)
+            if one.fragment.id in changed
+            else one
+            for one in (*self.sensory, *self.short_term)
+        ]
+        sensory, short_term = tuple(held[: len(self.sensory)]), tuple(held[len(self.sensory) :])
+        return State(self.kind, self.seed, sensory, short_term, self.reflection_aggregate)
 
 
 def round_vectors(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

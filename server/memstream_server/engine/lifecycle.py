@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from memstream_server.core import lifecycle
 from memstream_server.core import lifecycle as core
-from memstream_server.core.columns import GONE
 from memstream_server.core.departures import restore_as_current
 from memstream_server.core.events import EventType, Reason
 from memstream_server.core.filters import Filter, make_test
@@ -239,9 +238,9 @@ async def clear(actor: Actor, tiers: Sequence[Tier], storage: Storage, once: Onc
     async def decide(now: Actor) -> tuple[Decision | None, Callable[[int], Changed]]:
         columns, held = now.working.columns, now.working.held_ids()
         outside = [
-            Fragment(id=id_, content="", tier=columns.get_tier(slot))
-            for slot, id_ in enumerate(columns.ids)
-            if id_ != GONE and id_ not in held
+            Fragment(id=id_, content="", tier=tier)
+            for id_ in columns.ids
+            if id_ not in held and (tier := columns.tier_of(id_)) is not None
         ]
         transition = lifecycle.clear_tiers(now.working.state, outside, wanted)
         return _decision_of(transition), lambda revision: Changed(len(transition.removed), revision)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memstream_server.core.events import EventType, Reason
-from memstream_server.core.policy import Policy
 from memstream_server.core.transition import anchors_changed
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
 from memstream_server.engine.memory.decision import Decision
@@ -18,7 +17,7 @@ from memstream_server.engine.runtime.call_context import PRINCIPAL
 from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.ports.journal.records import IndexEntry
 from memstream_server.ports.journal.rows import Anchor, Origin, Row
-from memstream_server.ports.journal.writing import Commit, Replaced
+from memstream_server.ports.journal.writing import Commit, Receipt, Replaced
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.receipts import Batch
@@ -38,7 +37,14 @@ async def commit_of(working: WorkingSet, decision: Decision, models: EngineModel
     other = models.embeddings.other_than(working.embedding.name)
     held, released = anchors_changed(before, after) if transition is not None else ((), ())
     time_us = runtime.clock.now_us() if decision.time_us is None else decision.time_us
-    waited = [batch for batch in decision.batches if not batch.at_once]
+    received: list[Receipt] = []
+    waited: list[Batch] = []
+    for batch in decision.batches:
+        if batch.at_once:
+            received.append(batch.receipt)
+        else:
+            waited.append(batch)
+    kept_s = record.policy.history.version_retention_s
     puts, removed = (transition.puts, transition.removed) if transition is not None else ((), ())
     rows: list[Row] = []
     for start in range(0, len(puts), ROWS_PER_SLICE):
@@ -60,13 +66,13 @@ async def commit_of(working: WorkingSet, decision: Decision, models: EngineModel
         added=added,
         replaced=tuple(_list_replaced(working, decision)),
         versions_max=record.policy.history.versions,
-        versions_since_us=_versions_since_us(record.policy, time_us),
+        versions_since_us=time_us - kept_s * 1_000_000 if kept_s else 0,
         forgotten_versions=decision.forgotten_versions,
         anchors=tuple(_build_anchors(working, decision, [one for one in held if _has_anchor(one)], other)),
         released=_released_anchors(before, released),
-        receipts=tuple(batch.receipt for batch in decision.batches if batch.at_once),
-        stored_positions=tuple(batch.receipt.position for batch in waited),
-        producers=tuple(_stored_numbers(waited).items()),
+        receipts=tuple(received),
+        stored_positions=tuple([batch.receipt.position for batch in waited]),
+        producers=_stored_numbers(waited) if waited else (),
         index=index,
         jobs=decision.jobs,
         finish_jobs=decision.finish_jobs,
@@ -122,8 +128,8 @@ def _build_rows(
         if part is None:
             rows.append(Row(fragment))
         else:
-            vector = None if part.vector is None else pack_vector(part.vector)
-            seen = _other_space(part, other)
+            vector = None if part.embedded.vector is None else pack_vector(part.embedded.vector)
+            seen = None if part.beside is None else _other_space(part, other)
             beside = None if seen is None or seen.vector is None else (seen.space, pack_vector(seen.vector))
             replaces = working.tier_of(put.id) is not None
             rows.append(Row(fragment, part.terms, vector, beside, replaces, _computed_space(put, part, seen)))
@@ -177,12 +183,6 @@ def _callers_by_key(decision: Decision) -> dict[str, str]:
     }
 
 
-def _versions_since_us(policy: Policy, now_us: int) -> int:
-    """The time before which replaced versions are deleted; 0: no limit."""
-    kept_s = policy.history.version_retention_s
-    return now_us - kept_s * 1_000_000 if kept_s else 0
-
-
 def _other_space(part: EnrichedFragment, other: Embedding | None) -> Embedded | None:
     """The fragment's vectors in the second space, if that space is still in use."""
     kept = part.beside is not None and other is not None and part.beside.space == other.name
@@ -209,13 +209,13 @@ def _list_index_entries(working: WorkingSet, decision: Decision) -> list[IndexEn
     return found
 
 
-def _stored_numbers(batches: Sequence[Batch]) -> dict[str, int]:
-    """The last number of each producer that these batches bring to *stored*."""
+def _stored_numbers(batches: Sequence[Batch]) -> tuple[tuple[str, int], ...]:
+    """Each producer with its last number that these batches bring to *stored*."""
     out: dict[str, int] = {}
     for batch in batches:
         if batch.receipt.producer:
             out[batch.receipt.producer] = max(out.get(batch.receipt.producer, 0), batch.receipt.last_sequence)
-    return out
+    return tuple(out.items())
 
 
 def _has_anchor(held: Held) -> bool:
@@ -239,11 +239,11 @@ def _build_anchor(working: WorkingSet, decision: Decision, held: Held, other: Em
     beside: tuple[str, bytes | None] | None = None
     origin = origin_beside = Origin.GIVEN
     if part is not None:  # the content is new, so the stored vector in the other space is out of date
-        seen = _other_space(part, other)
+        seen = None if part.beside is None else _other_space(part, other)
         given = None if seen is None or seen.content_vector is None else pack_vector(seen.content_vector)
         beside = ("" if seen is None else seen.space, given)
         origin_beside = Origin.GIVEN if seen is None else _find_origin(held, part, seen)
-        if held.vector is part.content_vector:
+        if held.vector is part.embedded.content_vector:
             origin = _find_origin(held, part, part.embedded)
     return Anchor(held.fragment.id, vector, held.enhancements, working.embedding.name, beside, origin, origin_beside)
 

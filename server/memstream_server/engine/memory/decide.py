@@ -21,7 +21,7 @@ from memstream_server.engine.memory.enrich import EnrichedFragment, enhances_sho
 from memstream_server.engine.memory.known_fragments import KnownFragments
 from memstream_server.engine.memory.receipts import complete_answer
 from memstream_server.engine.memory.superseding import find_superseded, supersede_by_update
-from memstream_server.engine.runtime.turns import in_slices
+from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.ports.journal.records import Answer, Job
 from memstream_server.ports.journal.writing import Outcome, Outcomes, Related
 
@@ -66,12 +66,16 @@ async def decide_observations(
     firsts: list[tuple[Fragment, Event]] = []
     parts = {part.fragment.id: part for part in gathered}
     state = working.state
-    async for slice_ in in_slices(gathered, OBSERVATIONS_PER_SLICE):
-        for part in slice_:
-            step = _decide_one(working, state, part, policy, known, parts)
-            steps.append(step)
-            state = step.state
-            firsts.append((part.fragment, next(one for one in step.events if one.type is not EventType.ERASED)))
+    for number, part in enumerate(gathered):
+        if number and number % OBSERVATIONS_PER_SLICE == 0:
+            await pause_if_due()
+        step = _decide_one(working, state, part, policy, known, parts)
+        steps.append(step)
+        state = step.state
+        first = step.events[0]
+        if first.type is EventType.ERASED:
+            first = next(one for one in step.events if one.type is not EventType.ERASED)
+        firsts.append((part.fragment, first))
     if not steps:
         return Decision(batches=batches), {}
     transition = join_all(steps)
@@ -116,10 +120,10 @@ def _decide_one(
         return step
     newcomer = Newcomer(
         fragment,
-        part.content_vector if enhances_short_term(working.record.kind, working.record.policy) else None,
+        part.embedded.content_vector if enhances_short_term(working.record.kind, working.record.policy) else None,
         known.find_recalled(fragment),
         known.find_repeated(fragment, policy.retention),
-        part.is_refused,
+        part.embedded.refused,
         bool(named),
         find_superseded(working, state, known, named, fragment, fragment.id) if named else (),
     )
@@ -172,19 +176,25 @@ def jobs_of(
 ) -> tuple[Job, ...]:
     """The background jobs of a transition: insights, reflection, missing vectors and importances, decisions about
     suspicions."""
-    gathered = list(gathered)
-    wanted: list[tuple[str, object]] = [
-        ("insight", {"anchor": request.anchor, "fragments": list(request.fragments)})
-        for request in transition.insight_requests
-    ]
+    wanted: list[tuple[str, object]] = []
+    for request in transition.insight_requests:
+        wanted.append(("insight", {"anchor": request.anchor, "fragments": list(request.fragments)}))
     if transition.reflect:
         wanted.append(("reflection", {}))
-    if any(part.is_missing for part in gathered):
+    unrated, is_missing = list[str](), False
+    for part in gathered:
+        is_missing |= part.embedded.missing
+        if part.unrated:
+            unrated.append(part.fragment.id)
+    if is_missing:
         wanted.append(("backfill", {}))
-    if unrated := [part.fragment.id for part in gathered if part.unrated]:
+    if unrated:
         default = working.record.policy.importance_default
         wanted.append(("rating", {"fragments": unrated, "importance": default}))
-    wanted += [("conflict", {"newer": one.newer, "older": one.older}) for one in suspicions]
+    for one in suspicions:
+        wanted.append(("conflict", {"newer": one.newer, "older": one.older}))
+    if not wanted:
+        return ()
     now_us = runtime.clock.now_us()
     return tuple(
         Job(runtime.ids.next_id(), working.record.uid, type_, json.dumps(payload), now_us) for type_, payload in wanted

@@ -19,7 +19,7 @@ from memstream_server.core.policy import Policy, ShortTermKind
 from memstream_server.core.rendering import clip_for_index, indexed_text, text_prefix
 from memstream_server.core.values import Fragment, MemoryKind, Vector, round_vectors
 from memstream_server.engine.runtime.embedding_spaces import Embedding, Embeddings
-from memstream_server.engine.runtime.turns import in_slices
+from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.engine.settings import Limits
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.journal.rows import Block, Terms
@@ -139,23 +139,31 @@ class Enricher:
             in_other = self._embed_in_other(fragments, self._own_vectors(own_vectors, other), content, record, other)
             vectors, beside = await asyncio.gather(in_space, in_other)
         flagged = [one.but(own_vector=one.id in own) if one.own_vector else one for one in fragments]
-        found = list(zip(flagged, importances, vectors, beside, strict=True))
         out: list[EnrichedFragment] = []
-        async for part in in_slices(found, ANALYZED_PER_SLICE):
-            out.extend(self._enrich_one(*each, record) for each in part)
-        return [replace(part, unrated=True) if place in unrated else part for place, part in enumerate(out)]
+        for place, each in enumerate(zip(flagged, importances, vectors, beside, strict=True)):
+            if place and place % ANALYZED_PER_SLICE == 0:
+                await pause_if_due()
+            out.append(self._enrich_one(*each, record, place in unrated))
+        return out
 
     def _own_vectors(self, vectors: Mapping[str, Vector], embedding: Embedding) -> Mapping[str, Vector]:
         return vectors if embedding.name == self._embeddings.in_force.name else {}
 
     def _enrich_one(
-        self, fragment: Fragment, importance: float, embedded: Embedded, beside: Embedded | None, record: MemoryRecord
+        self,
+        fragment: Fragment,
+        importance: float,
+        embedded: Embedded,
+        beside: Embedded | None,
+        record: MemoryRecord,
+        unrated: bool,
     ) -> EnrichedFragment:
         return EnrichedFragment(
             fragment=fragment.but(importance=importance, model="" if embedded.vector is None else embedded.space),
             terms=analyze_fragment(self._analyzer, fragment, record),
             embedded=embedded,
             beside=beside,
+            unrated=unrated,
         )
 
     async def embed_contents(
@@ -301,8 +309,10 @@ class Enricher:
             made = await embedding.embedder.embed(texts, record.namespace)
             return list(made if embedding.model.computed else round_vectors(made))
         rows: list[Vector] = []
-        async for part in in_slices(texts, EMBEDDED_PER_SLICE):
-            rows.extend(await embedding.embedder.embed(part, record.namespace))
+        for start in range(0, len(texts), EMBEDDED_PER_SLICE):
+            if start:
+                await pause_if_due()
+            rows.extend(await embedding.embedder.embed(texts[start : start + EMBEDDED_PER_SLICE], record.namespace))
         return rows
 
 

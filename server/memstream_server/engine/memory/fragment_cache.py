@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from memstream_server.core.values import Fragment
 
 BYTES_MAX = 8 << 20
@@ -66,9 +68,8 @@ class FragmentCache:
         for id_ in ids:
             fragment = self._fragments.get(id_)
             if fragment is not None:
-                self._fragments[id_] = fragment.but(
-                    access_count=fragment.access_count + 1, access_time_us=max(fragment.access_time_us, time_us)
-                )
+                count, at_us = fragment.access_count + 1, max(fragment.access_time_us, time_us)
+                self._fragments[id_] = replace(fragment, access_count=count, access_time_us=at_us)
 
     def remove(self, fragment_id: str) -> None:
         """Remove a fragment that left the memory."""

@@ -321,29 +321,21 @@ class WorkingSet:
             self.refresh_search(SHOWN_PER_SLICE)
 
     # ---- queries of decisions
-    def _latest_of(self, fragment_id: str) -> Fragment | None:
-        rows = self._pending.get(fragment_id)
-        return None if rows is None else rows[-1].fragment
-
     def tier_of(self, fragment_id: str) -> Tier | None:
         """The fragment's tier; None if it is not in the memory."""
-        latest = self._latest_of(fragment_id)
-        if latest is not None:
-            return latest.tier
-        slot = self._structures.columns.slot(fragment_id)
-        return None if slot is None else self._structures.columns.get_tier(slot)
-
-    def is_forgotten(self, fragment_id: str) -> bool:
-        """Whether the fragment is in the memory but forgotten."""
-        latest = self._latest_of(fragment_id)
-        if latest is not None:
-            return latest.forget_time_us is not None
-        slot = self._structures.columns.slot(fragment_id)
-        return slot is not None and not self._structures.columns.alive[slot]
+        rows = self._pending.get(fragment_id)
+        return self._structures.columns.tier_of(fragment_id) if rows is None else rows[-1].fragment.tier
 
     def is_present(self, fragment_id: str) -> bool:
         """Whether the fragment is in the memory and not forgotten."""
-        return self.tier_of(fragment_id) is not None and not self.is_forgotten(fragment_id)
+        rows = self._pending.get(fragment_id)
+        if rows is not None:
+            return rows[-1].fragment.forget_time_us is None
+        return self._structures.columns.is_alive(fragment_id)
+
+    def is_forgotten(self, fragment_id: str) -> bool:
+        """Whether the fragment is in the memory but forgotten."""
+        return self.tier_of(fragment_id) is not None and not self.is_present(fragment_id)
 
     def id_of(self, external_id: str) -> str:
         """The id of the fragment with that external id; empty if there is none."""

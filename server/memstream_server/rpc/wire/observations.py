@@ -16,7 +16,7 @@ from memstream_server.core.marks import drop_injected
 from memstream_server.core.values import Role, Structured
 from memstream_server.engine.errors import InvalidField
 from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
-from memstream_server.engine.runtime.turns import in_slices
+from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.ports.journal.writing import Outcome, Rejection
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.errors import status_of_rejection, violation_text
@@ -57,12 +57,13 @@ async def read_batch(
     """The items of a batch in order, and their size in bytes; `session` is the default session of items."""
     items: list[NewObservation | Refusal] = []
     size = 0
-    async for part in in_slices(messages, READ_PER_SLICE):
-        for message in part:
-            # Deterministic: the same observation has the same bytes from every client, whatever the order of its maps.
-            serialised = message.SerializeToString(deterministic=True)
-            size += len(serialised)
-            items.append(read_item(message, digest_of(serialised), session, limits, dimension))
+    for number, message in enumerate(messages):
+        if number and number % READ_PER_SLICE == 0:
+            await pause_if_due()
+        # Deterministic: the same observation has the same bytes from every client, whatever the order of its maps.
+        serialised = message.SerializeToString(deterministic=True)
+        size += len(serialised)
+        items.append(read_item(message, digest_of(serialised), session, limits, dimension))
     return items, size
 
 

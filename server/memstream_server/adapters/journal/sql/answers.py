@@ -36,7 +36,7 @@ def put_answer(connection: Connection, answer: Answer | None) -> None:
 
 def put_answers(connection: Connection, answers: Sequence[Answer]) -> None:
     """Store the first answers to different requests, over expired ones. Raises AnswerExists if one has an answer."""
-    if len(bulk.write_returning(connection, _NEW, list(map(_make_row, answers)))) < len(answers):
+    if len(bulk.write_rows(connection, _NEW, list(map(_make_row, answers)), returns=True)) < len(answers):
         raise AnswerExists("this request has an answer")
 
 

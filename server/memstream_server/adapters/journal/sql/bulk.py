@@ -74,26 +74,17 @@ def _build_text(bulk: Bulk, rows: int, mark: str) -> str:
     return bulk.head + ", ".join([row] * rows) + bulk.tail
 
 
-def write_rows(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> None:
+def write_rows(
+    connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]], returns: bool = False
+) -> list[tuple[Any, ...]]:
     """Write the rows: a statement of a multiple of STEP_ROWS, then one of the rest, so that few texts are prepared.
+    `returns`: the statements return rows, which are the result.
 
     If several rows replace the same one, the last wins; PostgreSQL rejects a statement that replaces a row twice.
     """
-    if rows:
-        _execute_slices(connection, bulk, rows, returned=None)
-
-
-def write_returning(connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Like `write_rows`; all rows that the statements return."""
+    if not rows:
+        return []
     returned: list[tuple[Any, ...]] = []
-    _execute_slices(connection, bulk, rows, returned)
-    return returned
-
-
-def _execute_slices(
-    connection: Connection, bulk: Bulk, rows: Sequence[tuple[Any, ...]], returned: list[tuple[Any, ...]] | None
-) -> None:
-    """Execute the statements, and add the rows that they return."""
     if bulk.unique and len(rows) > 1:
         rows = list({row[: bulk.unique]: row for row in rows}.values())
     run, mark = (
@@ -104,10 +95,11 @@ def _execute_slices(
         left = min(len(rows) - start, ROWS_MAX)
         count = left - left % STEP_ROWS or left
         values = tuple(chain.from_iterable(rows[start : start + count]))
-        result = run(connection, _build_text(bulk, count, mark), values)
-        if returned is not None:
+        result: Any = run(connection, _build_text(bulk, count, mark), values)
+        if returns:
             returned += map(tuple, result)
         start += count
+    return returned
 
 
 def split_rounds(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:

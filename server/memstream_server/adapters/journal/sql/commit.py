@@ -324,7 +324,7 @@ def _advance_revisions(connection: Connection, given: Sequence[Commit]) -> dict[
         )
         for one in given
     ]
-    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.write_returning(connection, _ADVANCE, rows)}
+    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.write_rows(connection, _ADVANCE, rows, returns=True)}
     for one in given:
         if one.memory not in numbers:
             raise Conflict(f"memory {one.memory} is not at epoch {one.epoch}, revision {one.revision}")
@@ -478,7 +478,7 @@ _DEFAULTS = {field.name: field.default for field in fields_of(Commit) if field.n
 def touch_fragments(connection: Connection, given: Sequence[Accesses]) -> None:
     """Write access statistics of different memories."""
     owned = [(one.memory, one.epoch) for one in given]
-    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.write_returning(connection, _OWNED, owned)}
+    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.write_rows(connection, _OWNED, owned, returns=True)}
     merged: dict[tuple[int, str], tuple[int, int]] = {}  # UPDATE ... FROM applies only one of several rows
     for one in given:
         if one.memory not in numbers:

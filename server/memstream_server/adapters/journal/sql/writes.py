@@ -349,7 +349,7 @@ def _reserve_positions(connection: Connection, given: Sequence[Receipt]) -> dict
         (receipt.memory, receipt.epoch, 1 + max([receipt.position, *(one.position for one in receipt.fragments)]))
         for receipt in given
     ]
-    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.write_returning(connection, _RESERVE, rows)}
+    numbers: dict[str, int] = {row[0]: row[1] for row in bulk.write_rows(connection, _RESERVE, rows, returns=True)}
     for receipt in given:
         if receipt.memory not in numbers:
             raise not_owned_error(receipt.memory, receipt.epoch)
@@ -381,7 +381,7 @@ def _advance_producers(connection: Connection, given: Sequence[tuple[int, Receip
         )
         for number, receipt in given
     ]
-    if len(bulk.write_returning(connection, _RECEIVED, moved)) != len(moved):
+    if len(bulk.write_rows(connection, _RECEIVED, moved, returns=True)) != len(moved):
         expected = ", ".join(
             f"{receipt.producer} is not at epoch {receipt.producer_epoch}, expecting {receipt.first_sequence}"
             for _, receipt in given
