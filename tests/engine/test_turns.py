@@ -69,7 +69,7 @@ def test_a_caller_whose_turns_cost_more_gets_fewer() -> None:
         queue.push(("b", ""), f"b{number}")
     served = []
     while queue.waiting:
-        item = queue.pop()
+        item = queue.pop()[1]
         served.append(item[0])
         queue.charge((item[0], ""), 4.0 if item[0] == "a" else 1.0)
     assert "".join(served[:10]) in ("abbbbabbbb", "babbbabbbb")
@@ -81,12 +81,12 @@ def test_an_idle_caller_has_saved_a_credit_at_most() -> None:
     for number in range(140):
         queue.push(("a", ""), f"a{number}")
     for _ in range(100):
-        queue.charge((queue.pop()[0], ""), cost_s)
+        queue.charge((queue.pop()[1][0], ""), cost_s)
     for number in range(20):
         queue.push(("b", ""), f"b{number}")
     served = ""
     while queue.waiting:
-        served += queue.pop()[0]
+        served += queue.pop()[1][0]
         queue.charge((served[-1], ""), cost_s)
     assert served.startswith("bbbb")
     assert "bbbbbbb" not in served
@@ -99,7 +99,7 @@ def test_namespaces_of_a_caller_share_its_turns() -> None:
         queue.push(account, account)
     served = []
     while queue.waiting:
-        served.append(queue.pop())
+        served.append(queue.pop()[1])
         queue.charge(served[-1], 1.0)
     assert [principal for principal, _ in served[:8]].count("b") == 4
     of_a = [namespace for principal, namespace in served if principal == "a"]
@@ -130,7 +130,7 @@ def test_accounts_without_debt_are_dropped(monkeypatch: pytest.MonkeyPatch) -> N
     queue.charge(("owes", ""), 5.0)
     queue.charge(("one more", ""), 0.0)
     assert len(queue._shares) <= 11
-    assert [queue.pop(), queue.pop()] == [0, 1]
+    assert [queue.pop()[1], queue.pop()[1]] == [0, 1]
 
 
 @pytest.mark.usefixtures("short_slices")
@@ -160,7 +160,7 @@ def test_large_requests_of_an_account_end_in_order_of_arrival() -> None:
     for step in range(3):
         queue.push(("a", ""), f"second {step}", second)
         queue.push(("a", ""), f"first {step}", first)
-    served = [queue.pop() for _ in range(6)]
+    served = [queue.pop()[1] for _ in range(6)]
     assert served == [f"{name} {step}" for name in ("first", "second") for step in range(3)]
 
 
@@ -171,7 +171,7 @@ def test_small_requests_leave_every_fourth_turn_to_a_large_one() -> None:
     for step in range(8):
         queue.push(("a", ""), "large", large)
         queue.push(("a", ""), f"small {step}", Request())
-    served = [queue.pop() for _ in range(16)]
+    served = [queue.pop()[1] for _ in range(16)]
     assert served[:8] == ["small 0", "small 1", "small 2", "large", "small 3", "small 4", "small 5", "large"]
     assert served.count("large") == 8
 

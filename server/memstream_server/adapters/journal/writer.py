@@ -115,7 +115,7 @@ class _Section:
 
     def pop(self, paces: Mapping[Account, float]) -> _Write:
         """Remove and return the next write; its caller is charged with what it is expected to take."""
-        account, write = self.queue.pop_of()
+        account, write = self.queue.pop()
         self.queue.charge(account, write.expected_s(paces))
         if write.memory:
             count = self._accounts[write.memory][1]

@@ -17,7 +17,7 @@ from memstream_server.engine.runtime.call_context import PRINCIPAL
 from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.ports.journal.records import IndexEntry
 from memstream_server.ports.journal.rows import Anchor, Origin, Row
-from memstream_server.ports.journal.writing import Commit, Receipt, Replaced
+from memstream_server.ports.journal.writing import EFFECTS, Commit, Receipt, Replaced
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.receipts import Batch
@@ -67,30 +67,16 @@ async def commit_of(working: WorkingSet, decision: Decision, models: EngineModel
         replaced=tuple(_list_replaced(working, decision)),
         versions_max=record.policy.history.versions,
         versions_since_us=time_us - kept_s * 1_000_000 if kept_s else 0,
-        forgotten_versions=decision.forgotten_versions,
         anchors=tuple(_build_anchors(working, decision, [one for one in held if _has_anchor(one)], other)),
         released=_released_anchors(before, released),
         receipts=tuple(received),
         stored_positions=tuple([batch.receipt.position for batch in waited]),
         producers=_stored_numbers(waited) if waited else (),
         index=index,
-        jobs=decision.jobs,
-        finish_jobs=decision.finish_jobs,
-        suspicions=decision.suspicions,
-        resolutions=decision.resolutions,
         reflection_aggregate=after.reflection_aggregate,
-        policy=decision.policy,
-        labels=decision.labels,
-        name=decision.name,
-        namespace_max=decision.namespace_max,
-        answer=decision.answer,
-        joint=decision.joint,
-        answers=decision.answers,
-        outcomes=decision.outcomes,
-        recall_receipt=decision.recall_receipt,
         recall_receipts_max=(decision.policy or record.policy).history.receipts,
         erased_evidence=_erased_evidence(decision),
-        erased=decision.erased,
+        **{name: getattr(decision, name) for name in EFFECTS},
     )
 
 

@@ -7,14 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from memstream_server.core.events import Event, EventType, ModelUse, Purpose
-from memstream_server.core.policy import Policy
-from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.transition import Transition
 from memstream_server.engine.memory.enrich import EnrichedFragment
-from memstream_server.ports.conversation_records import JointWrites
-from memstream_server.ports.journal.recall_receipts import RecallReceipt
-from memstream_server.ports.journal.records import Answer, Job, Labels, MemoryRecord
-from memstream_server.ports.journal.writing import Outcomes, Resolution
+from memstream_server.ports.journal.records import MemoryRecord
+from memstream_server.ports.journal.writing import Effects
 from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:
@@ -22,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decision:
-    """One transition of one memory before its commit. A field at its default changes nothing."""
+class Decision(Effects):
+    """One transition of one memory before its commit, with the effects that the commit takes as they are."""
 
     transition: Transition | None = None
     gathered: Mapping[str, EnrichedFragment] = field(default_factory=dict)
@@ -31,27 +27,6 @@ class Decision:
     batches: tuple[Batch, ...] = ()
     events: tuple[Event, ...] = ()
     """Events of the memory itself; they follow those of the transition."""
-    policy: Policy | None = None
-    labels: Labels | None = None
-    name: tuple[str, str] | None = None
-    """The new (namespace, name) of the memory."""
-    namespace_max: int = 0
-    """How many memories that namespace may have, including this one; 0: no limit."""
-    answer: Answer | None = None
-    joint: JointWrites | None = None
-    """Writes to conversations, in the transaction of the commit."""
-    answers: tuple[Answer, ...] = ()
-    """Answers of the calls that sent the batches; `outcomes` are kept for resuming clients: see Commit."""
-    outcomes: tuple[Outcomes, ...] = ()
-    erased: tuple[str, ...] = ()
-    """Ids whose earlier texts must not be kept anywhere, see Commit."""
-    forgotten_versions: tuple[str, ...] = ()
-    """Ids of the fragments that an erasure changes: their versions may hold erased words."""
-    jobs: tuple[Job, ...] = ()
-    finish_jobs: tuple[str, ...] = ()
-    suspicions: tuple[Suspicion, ...] = ()
-    resolutions: tuple[Resolution, ...] = ()
-    recall_receipt: RecallReceipt | None = None
     time_us: int | None = None
     """Time of the decision if the answer contains it; None: the commit sets it."""
 

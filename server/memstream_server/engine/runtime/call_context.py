@@ -124,20 +124,20 @@ class _Principal(_Entrant):
 class _Line(Generic[T]):
     """Items of one account, in order of their requests."""
 
-    __slots__ = ("_entries", "_large", "_popped", "_small")
+    __slots__ = ("_entries", "_large", "_popped", "_small", "count")
 
     def __init__(self) -> None:
         self._small: list[tuple[int, int, T]] = []
         """Heaps of (number of the request, order of entry, item)."""
         self._large: list[tuple[int, int, T]] = []
         self._entries = self._popped = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._small or self._large)
+        self.count = 0
+        """Items that wait."""
 
     def push(self, request: Request | None, item: T) -> bool:
         """Add an item. Returns whether it is of a small request."""
         self._entries += 1
+        self.count += 1
         large = request is not None and request.cost_s > SMALL_S
         entry = (0 if request is None else request.number, self._entries, item)
         heapq.heappush(self._large if large else self._small, entry)
@@ -156,6 +156,7 @@ class _Line(Generic[T]):
         """Remove and return the next item, and whether it is of a small request. There must be one."""
         heap = self._next()
         self._popped += 1
+        self.count -= 1
         return heapq.heappop(heap)[2], heap is self._small
 
 
@@ -210,7 +211,9 @@ class _Order:
 
     def pop(self) -> Any:
         """Remove and return the next entrant. There must be one."""
-        entrant = self.peek()
+        entrant = self.heap[0][2]
+        if self.heap[0][0] < entrant.virtual_s:
+            entrant = self.peek()
         heapq.heappop(self.heap)
         entrant.is_queued = False
         self.now_s = max(self.now_s, entrant.virtual_s)
@@ -242,12 +245,8 @@ class FairQueue(Generic[T]):
         self._principals.enter(share.principal)
         self.waiting += 1
 
-    def pop(self, expected_s: float = 0.0) -> T:
-        """Remove and return the next item; its account is charged with `expected_s`. There must be one."""
-        return self.pop_of(expected_s)[1]
-
-    def pop_of(self, expected_s: float = 0.0) -> tuple[Account, T]:
-        """As `pop`, with the account."""
+    def pop(self, expected_s: float = 0.0) -> tuple[Account, T]:
+        """Remove and return the next item with its account, which is charged with `expected_s`. There must be one."""
         principal: _Principal = self._principals.pop()
         share: _Share[T] = principal.namespaces.pop()
         item, is_small = share.waiting.pop()
@@ -255,9 +254,9 @@ class FairQueue(Generic[T]):
         self._small -= is_small
         share.virtual_s += expected_s
         principal.virtual_s += expected_s
-        if share.waiting:
+        if share.waiting.count:
             principal.namespaces.enter(share)
-        if principal.namespaces.peek() is not None:
+        if principal.namespaces.heap:
             self._principals.enter(principal)
         return share.account, item
 

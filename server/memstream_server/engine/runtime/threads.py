@@ -115,7 +115,7 @@ class Threads:
         if not self._under_way[principal]:
             del self._under_way[principal]
         while self._free and self._queue.waiting:
-            next_account, turn = self._queue.pop_of()
+            next_account, turn = self._queue.pop()
             if turn.done():  # its caller was cancelled
                 self._under_way[next_account[0]] -= 1
                 self._unpark(next_account[0])
@@ -126,7 +126,7 @@ class Threads:
     def _unpark(self, principal: str) -> None:
         parked = self._parked.get(principal)
         while parked is not None and parked.waiting and self._under_way[principal] < self._each_max:
-            (namespace, _), turn = parked.pop_of()
+            (namespace, _), turn = parked.pop()
             if not turn.done():
                 self._under_way[principal] += 1
                 self._queue.push((principal, namespace), turn)

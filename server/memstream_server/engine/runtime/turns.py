@@ -216,7 +216,7 @@ class Turns:
             return
         self._deferred_s = expected_s = 0.0
         while self._queue.waiting and (not expected_s or expected_s + self._each_s <= BUDGET_S):
-            turn = self._queue.pop(self._each_s)
+            _, turn = self._queue.pop(self._each_s)
             if not turn.done():  # else its task was cancelled
                 turn.set_result(None)
                 self._granted += 1

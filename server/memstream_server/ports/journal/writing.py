@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from msgspec import Struct
 
@@ -128,7 +128,43 @@ class Replaced:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class Effects:
+    """What a decision writes beside its transition, and its commit as it is. A field at its default changes nothing."""
+
+    forgotten_versions: tuple[str, ...] = ()
+    """Ids of fragments whose versions are deleted, because they may hold erased words."""
+    jobs: tuple[Job, ...] = ()
+    finish_jobs: tuple[str, ...] = ()
+    suspicions: tuple[Suspicion, ...] = ()
+    """New ones. Those that name a fragment of `removed`, or whose content a row replaces, are deleted; open ones also
+    if they name a fragment that a row says is superseded."""
+    resolutions: tuple[Resolution, ...] = ()
+    policy: Policy | None = None
+    labels: Labels | None = None
+    name: tuple[str, str] | None = None
+    """New (namespace, name). Raises AlreadyExists if another memory has it."""
+    namespace_max: int = 0
+    """Limit of memories in that namespace, this one included, 0: none. Raises NamespaceFull."""
+    answer: Answer | None = None
+    joint: JointWrites | None = None
+    """Writes to conversations in the same transaction. Raises PreconditionFailed if one of theirs does not hold."""
+    answers: tuple[Answer, ...] = ()
+    """Answers to calls whose batches are stored; they replace the placeholders of `receive`."""
+    outcomes: tuple[Outcomes, ...] = ()
+    """Kept for clients that resume."""
+    recall_receipt: RecallReceipt | None = None
+    """A receipt to keep; its RECALLED is among the events."""
+    erased: tuple[str, ...] = ()
+    """Ids of which no trace may remain. Stored answers that name them are emptied (a repeat finds a digest that never
+    matches), and receipts of stored observations of the memory are deleted. Answers to ObserveBatch of the memory hold
+    only ids and lose only their digests."""
+
+
+EFFECTS = tuple(each.name for each in fields(Effects))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit(Effects):
     """One transition of one memory, atomic. Raises its revision by one."""
 
     memory: str
@@ -150,8 +186,6 @@ class Commit:
     """Versions of each of these fragments that are kept; older ones are deleted."""
     versions_since_us: int = 0
     """Versions of these fragments that were replaced before this time are deleted."""
-    forgotten_versions: tuple[str, ...] = ()
-    """Ids of fragments whose versions are deleted, because they may hold erased words."""
     anchors: tuple[Anchor, ...] = ()
     released: tuple[str, ...] = ()
     """Ids whose anchors are deleted, because they left short-term."""
@@ -163,36 +197,12 @@ class Commit:
     producers: tuple[tuple[str, int], ...] = ()
     """(producer, stored) to set."""
     index: tuple[IndexEntry, ...] = ()
-    jobs: tuple[Job, ...] = ()
-    finish_jobs: tuple[str, ...] = ()
-    suspicions: tuple[Suspicion, ...] = ()
-    """New ones. Those that name a fragment of `removed`, or whose content a row replaces, are deleted; open ones also
-    if they name a fragment that a row says is superseded."""
-    resolutions: tuple[Resolution, ...] = ()
     reflection_aggregate: float | None = None
-    policy: Policy | None = None
-    labels: Labels | None = None
-    name: tuple[str, str] | None = None
-    """New (namespace, name). Raises AlreadyExists if another memory has it."""
-    namespace_max: int = 0
-    """Limit of memories in that namespace, 0: none. Raises NamespaceFull."""
-    answer: Answer | None = None
-    joint: JointWrites | None = None
-    """Writes to conversations in the same transaction. Raises PreconditionFailed if one of theirs does not hold."""
-    answers: tuple[Answer, ...] = ()
-    """Answers to calls whose batches are stored; they replace the placeholders of `receive`."""
-    outcomes: tuple[Outcomes, ...] = ()
-    recall_receipt: RecallReceipt | None = None
-    """A receipt to keep; its RECALLED is among the events."""
     recall_receipts_max: int = 0
     """Receipts that are kept, the latest ones: applies with a new receipt or a new policy."""
     erased_evidence: tuple[str, ...] = ()
     """Ids of fragments whose content leaves for good. Receipts that rank one of them say so and lose their query, as do
     those whose query shares a word with one."""
-    erased: tuple[str, ...] = ()
-    """Ids of which no trace may remain. Stored answers that name them are emptied (a repeat finds a digest that never
-    matches), and receipts of stored observations of the memory are deleted. Answers to ObserveBatch of the memory hold
-    only ids and lose only their digests."""
 
 
 @dataclass(frozen=True, slots=True)

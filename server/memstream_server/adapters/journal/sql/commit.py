@@ -464,7 +464,7 @@ PARTS = tuple(
         (("joint",), _write_joint),
     )
 )
-"""What a commit writes, in the order of the writes. A new field of Commit is a part here, or of MEMORY_FIELDS."""
+"""What a commit writes, in the order of the writes. A new field of a commit is a part here, or of MEMORY_FIELDS."""
 MEMORY_FIELDS = frozenset(
     {
         *("memory", "epoch", "revision", "time_us", "added", "reflection_aggregate"),
