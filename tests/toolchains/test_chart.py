@@ -16,7 +16,7 @@ from memstream.v1 import server_service_pb2, stream_service_pb2
 from memstream_server.observability import PROBES
 from memstream_server.rpc.access.keys import name_of, parse_keys
 from memstream_server.rpc.access.policy import parse_policy
-from memstream_server.rpc.error_and_limits_interceptor import ROUTING_KEY
+from memstream_server.rpc.pipeline import ROUTING_KEY
 from tests.toolchains import charts, deploying
 from tests.toolchains.charts import (
     CHART,

@@ -7,12 +7,11 @@ Rule 4. Stream handlers are async generators; they cancel and await the tasks th
 
 access: authentication, authorization and limits of each caller
 blocks: BlockService, with the watch
-calls: the outermost interceptor: request ids, metrics and spans; deadlines of calls
+calls: request ids, spans and deadlines of calls
 connections: bounds of connections by port and address, and of open files
 context: ContextService: what an agent sends to its model before a turn
 conversations: ConversationService, with plans and the watch
 drain: notifies open streams that the server shuts down, and waits for them
-error_and_limits_interceptor: turns errors into statuses, checks the routing header, bounds calls and streams
 errors: the table from reasons to gRPC statuses
 forwarding: passes calls on to the server that owns the memory
 fragments: fragment rpcs of MemoryService
@@ -28,6 +27,7 @@ conversation_records: conversations as wholes, and state documents
 observe: the Observe stream
 operations: OperationService
 page_tokens: page tokens of list rpcs
+pipeline: the way of every call around its handler: request id, metrics, errors, limits, identity, rights
 recall: the Recall stream and a single query
 registration: registers handlers from the contract's descriptors
 request_reader: reads, bounds, decompresses and parses request messages

@@ -1,30 +1,16 @@
-"""The outermost interceptor: request id, metrics and span of every call; time limits of calls that wait.
-
-Rule 1. It observes the final status of a call, whichever layer sets it, and never changes it.
-Rule 2. No label and no attribute names a memory, a principal or an id. A request id appears in log lines only.
-Rule 3. An AbortError ends here: gRPC raises it again when the handler returns, and then without the frames that would
-keep the call in memory. The HTTP port finds its status in the call.
-"""
+"""What every call has: its request id, its trace span, its time limits, and how its errors leave memory."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import random
 import re
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 import structlog
-
-from memstream_server.engine.runtime.turns import find_turns
-
-if TYPE_CHECKING:
-    from memstream_server.observability import Metrics
 
 REQUEST_ID = "x-request-id"
 """Metadata key. In a request: the caller's id for the call; in a response: the request_id of the call's log lines."""
@@ -35,7 +21,6 @@ AFTER_CLOSE_S = 0.2
 """How long a stream waits, after `close`, for the end of the request stream; it refuses messages that arrive instead.
 """
 _REQUEST_ID_FORMAT = re.compile(r"[\x21-\x7e]{1,64}")
-_OUR_PREFIX = "/memstream."
 _Context = grpc.aio.ServicerContext[Any, Any]
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -71,91 +56,6 @@ class Untraced:
 
     def record_end(self, code: grpc.StatusCode) -> None:
         """Does nothing."""
-
-
-class Calls(grpc.aio.ServerInterceptor):
-    """Wraps every handler of the server. Health and reflection only get a request id."""
-
-    def __init__(self, metrics: Metrics | None = None, tracing: Tracing | None = None) -> None:
-        self._metrics = metrics
-        self._tracing = tracing or Untraced()
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        if (turns := find_turns()) is not None:
-            turns.note_arrival()
-        method, metadata = handler_call_details.method, tuple(handler_call_details.invocation_metadata or ())
-        coders = handler.request_deserializer, handler.response_serializer
-        if handler.request_streaming and handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler(
-                self._wrap_stream(handler.stream_stream, method, metadata), *coders
-            )
-        if handler.request_streaming:
-            return grpc.stream_unary_rpc_method_handler(
-                self._wrap_unary(handler.stream_unary, method, metadata), *coders
-            )
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                self._wrap_stream(handler.unary_stream, method, metadata), *coders
-            )
-        return grpc.unary_unary_rpc_method_handler(self._wrap_unary(handler.unary_unary, method, metadata), *coders)
-
-    def _wrap_unary(self, handle: Callable[..., Awaitable[Any]], method: str, metadata: Metadata) -> Any:
-        async def answer(request: Any, context: _Context) -> Any:
-            bind_request_id(context, method, metadata)
-            try:
-                with self._observe_call(method, metadata, context):
-                    return await handle(request, context)
-            except grpc.aio.AbortError as error:
-                release_frames(error)
-
-        return answer
-
-    def _wrap_stream(self, handle: Callable[..., Any], method: str, metadata: Metadata) -> Any:
-        if not inspect.isasyncgenfunction(handle):  # a coroutine that writes: health's Watch
-            return self._wrap_unary(handle, method, metadata)
-
-        async def stream(request: Any, context: _Context) -> AsyncIterator[Any]:
-            given = bind_request_id(context, method, metadata)
-            await context.send_initial_metadata(((REQUEST_ID, given),))  # the stream may last for hours
-            try:
-                with self._observe_call(method, metadata, context):
-                    async with aclosing(handle(request, context)) as responses:
-                        async for response in responses:
-                            yield response
-            except grpc.aio.AbortError as error:
-                release_frames(error)
-
-        return stream
-
-    @contextmanager
-    def _observe_call(self, method: str, metadata: Metadata, context: _Context) -> Iterator[None]:
-        """Counts, times and traces the body; every handler has a task of its own."""
-        if not method.startswith(_OUR_PREFIX):
-            yield
-            return
-        started_s, code = time.perf_counter(), grpc.StatusCode.OK
-        with self._tracing.trace_call(method, metadata) as span:
-            try:
-                yield
-            except grpc.aio.AbortError:
-                code = _status_code(context)
-                raise
-            except (asyncio.CancelledError, GeneratorExit):
-                code = grpc.StatusCode.CANCELLED
-                raise
-            finally:
-                span.record_end(code)
-                if self._metrics is not None:
-                    rpc = method.rpartition("/")[2]
-                    self._metrics.calls.labels(rpc, code.name).inc()
-                    self._metrics.call_seconds.labels(rpc).observe(time.perf_counter() - started_s)
 
 
 def bind_request_id(context: _Context, method: str, metadata: Metadata) -> str:
@@ -206,10 +106,3 @@ def is_task_cancelled() -> bool:
 def is_abandoned(context: _Context) -> bool:
     """Whether the client is gone, or the server cancelled the call."""
     return bool(context.cancelled()) or is_task_cancelled()
-
-
-def _status_code(context: _Context) -> grpc.StatusCode:
-    code: object = context.code()  # an int, despite its annotation
-    if isinstance(code, grpc.StatusCode):
-        return code
-    return next((each for each in grpc.StatusCode if each.value[0] == code), grpc.StatusCode.UNKNOWN)

@@ -25,16 +25,15 @@ from memstream.v1 import (
 )
 from memstream_server.engine.context import TOKENIZERS, Contexts, Tokenizers
 from memstream_server.engine.runtime.turns import find_turns
-from memstream_server.rpc.access.authorization_interceptor import OpenAccessInterceptor
+from memstream_server.rpc.access.authorization import OpenAccess
 from memstream_server.rpc.access.opening import Access
 from memstream_server.rpc.access.peers import Peers
 from memstream_server.rpc.blocks import BlockService
-from memstream_server.rpc.calls import Calls, Tracing
+from memstream_server.rpc.calls import Tracing
 from memstream_server.rpc.connections import AddressWatch
 from memstream_server.rpc.context import ContextService
 from memstream_server.rpc.conversations import ConversationService
 from memstream_server.rpc.drain import Drain
-from memstream_server.rpc.error_and_limits_interceptor import ErrorAndLimitsInterceptor
 from memstream_server.rpc.forwarding import Forwarding
 from memstream_server.rpc.health import SERVICE, Health
 from memstream_server.rpc.http.port import HttpPort
@@ -42,6 +41,7 @@ from memstream_server.rpc.info import ServerService
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.memories import MemoryService
 from memstream_server.rpc.operations import OperationService
+from memstream_server.rpc.pipeline import Pipeline
 from memstream_server.rpc.registration import Registered, list_capabilities, make_handlers
 from memstream_server.rpc.request_reader import COMPRESSION_ALGORITHMS
 from memstream_server.rpc.streams import StreamService
@@ -197,20 +197,19 @@ def build_server(
     tokenizers: Tokenizers = TOKENIZERS,
 ) -> RpcServer:
     """Like `create_server`, from its parts; without `conversations` the rpcs of that service are refused."""
-    limits_interceptor = ErrorAndLimitsInterceptor(drain, limits, metrics)
     authorization = (
         None
         if access is None
-        else access.create_interceptor(
+        else access.create_authorization(
             lambda id: engine.operations.get(id), lambda namespace, name: engine.memories.get(namespace, name)
         )
     )
-    gate = authorization or OpenAccessInterceptor()
+    gate = authorization or OpenAccess()
     exempt = (lambda _peer: False) if access is None else access.is_proxy
     if authorization is not None and authorization.admission.limits_cost and (turns := find_turns()) is not None:
         turns.on_cost = authorization.admission.charge_cost
-    interceptors = (Calls(metrics, tracing), limits_interceptor, gate)
-    server = grpc.aio.server(interceptors=interceptors, options=_channel_options(limits))
+    pipeline = Pipeline(drain, limits, gate, metrics, tracing)
+    server = grpc.aio.server(interceptors=(pipeline,), options=_channel_options(limits))
     info = ServerService(engine, limits, metrics, settings, gate.admission.clients)
     conversation_service = object() if conversations is None else ConversationService(conversations, limits, drain)
     operations = OperationService(engine, limits)
@@ -238,10 +237,10 @@ def build_server(
     http = HttpPort(
         described,
         handlers,
-        interceptors,
+        pipeline.wrap_handler,
         gate.identify_holder,
         gate.rights_of,
-        limits_interceptor.reader,
+        pipeline.reader,
         limits.connections,
         exempt,
         None if metrics is None else metrics.registry,

@@ -6,7 +6,7 @@ Rule 3. If a request names no namespace, its namespace is the empty one, which o
 Rule 4. No credential is logged, repeated in an error, or kept after its call.
 
 admission: rate limits, and limits of concurrent calls and streams, of each principal
-authorization_interceptor: authenticates callers and applies the policy before handlers run
+authorization: authenticates callers and applies the policy before handlers run
 caller: the caller of the current call, for handlers that filter lists
 files: operator files that are reloaded when they change
 identities: from a call's credentials to a principal

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from memstream_server.rpc.access.admission import Admission
-from memstream_server.rpc.access.authorization_interceptor import AuthorizationInterceptor, OperationOf, RecordOf
+from memstream_server.rpc.access.authorization import Authorization, OperationOf, RecordOf
 from memstream_server.rpc.access.files import AccessError, Watched
 from memstream_server.rpc.access.identities import Identities
 from memstream_server.rpc.access.keys import parse_keys
@@ -38,11 +38,11 @@ class Access:
         """Whether the peer, in gRPC's form, is one of `trusted_proxies`."""
         return self.identities is not None and peer in self.identities.proxies
 
-    def create_interceptor(self, operation_of: OperationOf, record_of: RecordOf) -> AuthorizationInterceptor | None:
+    def create_authorization(self, operation_of: OperationOf, record_of: RecordOf) -> Authorization | None:
         """None if the server has no authentication."""
         if self.identities is None or self.policy is None:
             return None
-        return AuthorizationInterceptor(self.identities, self.policy, operation_of, record_of, self.admission)
+        return Authorization(self.identities, self.policy, operation_of, record_of, self.admission)
 
 
 def open_access(settings: Settings) -> Access:

@@ -2,8 +2,8 @@
 
 Rule 1. The caller is identified from the headers before the body is read, and the bytes of the body are on the
 caller's account (request_reader.py) from then on.
-Rule 2. A call then runs through the same interceptors as on the gRPC port, which identify the caller again, check
-rights, count and limit.
+Rule 2. A call then runs through the same pipeline as on the gRPC port, which identifies the caller again, checks
+rights, counts and limits.
 Rule 3. Streams from the client (Observe, Recall, ImportMemories) need gRPC.
 """
 
@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-import grpc.aio
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
@@ -56,6 +54,8 @@ from memstream_server.rpc.rpc_table import path_of
 
 Identify = Callable[[str, HttpCall], Awaitable[str]]
 """Path and call to the holder of the bytes of its body. Raises Unauthenticated."""
+FindHandler = Callable[[str], Any]
+"""The handler of an rpc, by path, for a call that has arrived."""
 _Context = RequestContext[Any, Any]
 _OWN_REFUSALS: dict[Code, Callable[[str], EngineError]] = {
     Code.RESOURCE_EXHAUSTED: InvalidField,  # a body over its size: 429 would make clients try again
@@ -65,41 +65,6 @@ _OWN_REFUSALS: dict[Code, Callable[[str], EngineError]] = {
 """Errors for what ConnectRPC refuses by itself, once the caller is identified."""
 _ACCEPTED = ("accept-encoding", "connect-accept-encoding", "grpc-accept-encoding")
 _ENCODINGS = ("content-encoding", "connect-content-encoding", "grpc-encoding")
-
-
-@dataclass(frozen=True, slots=True)
-class _Details:
-    """grpc.HandlerCallDetails."""
-
-    method: str
-    invocation_metadata: tuple[tuple[str, str | bytes], ...]
-
-
-class Dispatcher:
-    """Runs a handler within the interceptors of the gRPC server."""
-
-    def __init__(self, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]], interceptors: Sequence[Any]) -> None:
-        self._handlers = handlers
-        self._interceptors = interceptors
-
-    async def find_handler(self, path: str, call: HttpCall) -> Any:
-        """The wrapped handler of an rpc."""
-        details = _Details(path, call.invocation_metadata())
-
-        async def innermost(_details: _Details) -> Any:
-            return self._handlers[path]
-
-        continuation: Callable[[_Details], Awaitable[Any]] = innermost
-        for interceptor in reversed(self._interceptors):
-            continuation = _continue(interceptor, continuation)
-        return await continuation(details)
-
-
-def _continue(interceptor: Any, inner: Callable[[_Details], Awaitable[Any]]) -> Callable[[_Details], Awaitable[Any]]:
-    async def continuation(details: _Details) -> Any:
-        return await interceptor.intercept_service(inner, details)
-
-    return continuation
 
 
 @dataclass(slots=True)
@@ -173,9 +138,13 @@ class Endpoints:
     """The application of ConnectRPC for all services."""
 
     def __init__(
-        self, services: Iterable[ServiceDescriptor], dispatcher: Dispatcher, identify: Identify, reader: RequestReader
+        self,
+        services: Iterable[ServiceDescriptor],
+        find_handler: FindHandler,
+        identify: Identify,
+        reader: RequestReader,
     ) -> None:
-        self._dispatcher = dispatcher
+        self._find_handler = find_handler
         self._reader = reader
         self._calls: dict[int, _Admitted] = {}
         methods = [method for service in services for method in service.methods]
@@ -246,7 +215,7 @@ class Endpoints:
     async def _answer(self, path: str, types: tuple[Any, Any], message: bytes, context: _Context) -> Reply:
         call = await self._receive(path, types[0], message, context)
         with _errors_as_connect(call, context):
-            handler = await self._dispatcher.find_handler(path, call)
+            handler = self._find_handler(path)
             made = Reply(types[1], await handler.stream_unary(None, call))
             return made if call.status is not None else await write_body(made, *_form_of(context))
 
@@ -255,7 +224,7 @@ class Endpoints:
     ) -> AsyncIterator[Reply]:
         call = await self._receive(path, types[0], message, context)
         with _errors_as_connect(call, context):
-            handler = await self._dispatcher.find_handler(path, call)
+            handler = self._find_handler(path)
             async with contextlib.aclosing(handler.stream_stream(None, call)) as responses:
                 async for response in responses:
                     for key, value in call.initial:
@@ -277,7 +246,7 @@ class Endpoints:
         async def stream(message: bytes, context: _Context) -> AsyncIterator[Reply]:
             call = await self._receive(RECALL, kind, message, context)
             with _errors_as_connect(call, context):
-                handler = await self._dispatcher.find_handler(RECALL, call)
+                handler = self._find_handler(RECALL)
                 async with contextlib.aclosing(standing_responses(handler, call)) as responses:
                     async for response in responses:
                         if response.HasField("failed"):

@@ -54,7 +54,7 @@ class LateApplication:
 
 def _build_application(port: HttpPort, settings: Settings, serves: Callable[[str], bool], host: str) -> Asgi:
     from memstream_server.rpc.http.application import HttpApplication, HttpSettings, allowed_hosts
-    from memstream_server.rpc.http.endpoints import Dispatcher, Endpoints
+    from memstream_server.rpc.http.endpoints import Endpoints
     from memstream_server.rpc.http.pages import Console, MetricsPage
 
     pages: list[Page] = []
@@ -62,7 +62,11 @@ def _build_application(port: HttpPort, settings: Settings, serves: Callable[[str
         pages.append(Console(port.rights_of))
     if settings.http_metrics and port.registry is not None:
         pages.append(MetricsPage(port.registry, port.rights_of))
-    endpoints = Endpoints(port.services, Dispatcher(port.handlers, port.interceptors), port.identify, port.reader)
+
+    def find_handler(path: str) -> Any:
+        return port.wrap_handler(path, port.handlers[path])
+
+    endpoints = Endpoints(port.services, find_handler, port.identify, port.reader)
     return HttpApplication(
         cast("Any", endpoints.application),
         HttpSettings(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import grpc.aio
     from google.protobuf.descriptor import ServiceDescriptor
     from prometheus_client import CollectorRegistry
 
@@ -31,12 +30,12 @@ PEER_URIS = "peer_uri"
 
 @dataclass(frozen=True, slots=True)
 class HttpPort:
-    """Services, handlers and interceptors of the gRPC server; `identify` gives the holder of a request's bytes,
-    `rights_of` what the caller may do in a namespace."""
+    """Services and handlers of the gRPC server. `wrap_handler` puts the handler of a path into its pipeline, `identify`
+    gives the holder of a request's bytes, `rights_of` what the caller may do in a namespace."""
 
     services: tuple[ServiceDescriptor, ...]
     handlers: Handlers
-    interceptors: tuple[grpc.aio.ServerInterceptor, ...]
+    wrap_handler: Callable[[str, Any], Any]
     identify: Callable[[str, Any], Awaitable[str]]
     rights_of: RightsOf
     reader: RequestReader

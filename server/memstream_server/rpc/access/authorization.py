@@ -11,15 +11,13 @@ Rule 4. A caller over its rate is slowed down on streams, by delayed reads; call
 from __future__ import annotations
 
 import asyncio
-import inspect
 import re
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import grpc.aio
 import structlog
 
@@ -55,8 +53,8 @@ RecordOf = Callable[[str, str], Awaitable["MemoryRecord"]]
 OperationOf = Callable[[str], Awaitable["Operation"]]
 
 
-class AuthorizationInterceptor(grpc.aio.ServerInterceptor):
-    """Runs inside the interceptor that turns errors into statuses, and before every handler."""
+class Authorization:
+    """Authenticates and authorizes the calls of a server."""
 
     def __init__(
         self,
@@ -83,25 +81,16 @@ class AuthorizationInterceptor(grpc.aio.ServerInterceptor):
         policy = self.policy.read_current()
         return principal, [verb for verb in Verb if policy.may(principal, verb, namespace)]
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        path = handler_call_details.method
+    def begin_call(self, path: str, metadata: Metadata) -> UnidentifiedCall | AuthorizedCall:
+        """The access of one call."""
         rule = RPC_RULES.get(path)
-        if handler is None:
-            return None
         if rule is not None and rule.public:
-            return wrap_handler(handler, UnidentifiedCall(self.admission, path))
-        return wrap_handler(
-            handler, AuthorizedCall(self, path, rule, tuple(handler_call_details.invocation_metadata or ()))
-        )
+            return UnidentifiedCall(self.admission, path)
+        return AuthorizedCall(self, path, rule, metadata)
 
 
-class OpenAccessInterceptor(grpc.aio.ServerInterceptor):
-    """Replaces AuthorizationInterceptor if the server has no authentication."""
+class OpenAccess:
+    """Replaces Authorization if the server has no authentication."""
 
     def __init__(self) -> None:
         self.admission = Admission()
@@ -115,64 +104,9 @@ class OpenAccessInterceptor(grpc.aio.ServerInterceptor):
         """No principal, and every right."""
         return "", list(Verb)
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        handler = await continuation(handler_call_details)
-        return (
-            None
-            if handler is None
-            else wrap_handler(handler, UnidentifiedCall(self.admission, handler_call_details.method))
-        )
-
-
-def wrap_handler(handler: Any, call: UnidentifiedCall | AuthorizedCall) -> Any:
-    """Wraps a handler; the wrapper reads the one request of a call, or authorizes the requests of a stream."""
-    given, written = handler.request_deserializer, handler.response_serializer
-    many = handler.request_streaming
-    if many and handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(_wrap_stream(call, handler.stream_stream, many), given, written)
-    if many:
-        return grpc.stream_unary_rpc_method_handler(_wrap_unary(call, handler.stream_unary, many), given, written)
-    if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(_wrap_stream(call, handler.unary_stream, many), given, written)
-    return grpc.unary_unary_rpc_method_handler(_wrap_unary(call, handler.unary_unary, many), given, written)
-
-
-def _wrap_unary(
-    call: UnidentifiedCall | AuthorizedCall, handle: Callable[..., Awaitable[Any]], many: bool, what: str = "calls"
-) -> Callable[[Requests, _Context], Awaitable[Any]]:
-    async def answer(requests: Requests, context: _Context) -> Any:
-        try:
-            await call.identify_caller(requests, context)
-            with call.count_open(what), call.count_client(context, what):
-                return await handle(await call.read_request(requests, context, many), context)
-        finally:
-            call.end()
-
-    return answer
-
-
-def _wrap_stream(
-    call: UnidentifiedCall | AuthorizedCall, handle: Callable[..., Any], many: bool
-) -> Callable[[Requests, _Context], Any]:
-    if not inspect.isasyncgenfunction(handle):  # a coroutine that writes
-        return _wrap_unary(call, handle, many, "streams")
-
-    async def stream(requests: Requests, context: _Context) -> AsyncIterator[Any]:
-        try:
-            await call.identify_caller(requests, context)
-            with call.count_open("streams"), call.count_client(context, "streams"):
-                async with aclosing(handle(await call.read_request(requests, context, many), context)) as answers:
-                    async for answer in answers:
-                        await call.recheck(context)
-                        yield answer
-        finally:
-            call.end()
-
-    return stream
+    def begin_call(self, path: str, _metadata: Metadata) -> UnidentifiedCall:
+        """The access of one call."""
+        return UnidentifiedCall(self.admission, path)
 
 
 class UnidentifiedCall:
@@ -219,10 +153,8 @@ class UnidentifiedCall:
 class AuthorizedCall:
     """One call with an identity."""
 
-    def __init__(
-        self, interceptor: AuthorizationInterceptor, path: str, rule: RpcRule | None, metadata: Metadata
-    ) -> None:
-        self._interceptor = interceptor
+    def __init__(self, authorization: Authorization, path: str, rule: RpcRule | None, metadata: Metadata) -> None:
+        self._authorization = authorization
         self._path = path
         self._rule = rule
         self._metadata = metadata
@@ -241,11 +173,11 @@ class AuthorizedCall:
 
     def count_open(self, what: str) -> AbstractContextManager[None]:
         """Counts the call or stream of its caller. Raises QuotaExceeded."""
-        return self._interceptor.admission.count_open(self._principal, what)
+        return self._authorization.admission.count_open(self._principal, what)
 
     def count_client(self, context: _Context, what: str) -> AbstractContextManager[None]:
         """Counts the call among those of its client."""
-        return self._interceptor.admission.clients.count_call(self._principal, context, what)
+        return self._authorization.admission.clients.count_call(self._principal, context, what)
 
     async def read_request(self, requests: Requests, context: _Context, many: bool) -> Any:
         """The handler's input. Raises PermissionDenied, OperationNotFound, QuotaExceeded."""
@@ -253,11 +185,11 @@ class AuthorizedCall:
             return _AuthorizedRequests(self, requests, context)
         request = await requests.read_only_message()
         await self.authorize(request)
-        self._interceptor.admission.charge_call(self._principal, request)
+        self._authorization.admission.charge_call(self._principal, request)
         return request
 
     async def _identify_caller(self, context: _Context) -> None:
-        principal = await self._interceptor.identities.identify_principal(self._metadata, context, self._path)
+        principal = await self._authorization.identities.identify_principal(self._metadata, context, self._path)
         if self._principal not in ("", principal):
             raise PermissionDenied("the credentials of the stream are now somebody else's")
         self._principal = principal
@@ -265,7 +197,7 @@ class AuthorizedCall:
         self._context = context
         # Timers of the call copy the context variables, and the event loop keeps a cancelled timer for a while: the
         # Caller must not keep the call.
-        policy, this = self._interceptor.policy, weakref.ref(self)
+        policy, this = self._authorization.policy, weakref.ref(self)
         CALLER.set(
             Caller(
                 principal,
@@ -312,13 +244,13 @@ class AuthorizedCall:
 
     async def charge(self, message: Any, *, first: bool) -> None:
         """Counts a message of a stream, and waits until the caller's rate allows it."""
-        owed_s = self._interceptor.admission.charge_message(self._principal, message, first=first)
+        owed_s = self._authorization.admission.charge_message(self._principal, message, first=first)
         if owed_s:
             await asyncio.sleep(owed_s)
 
     # ---- policy
     def _may(self, verb: Verb, namespace: str) -> bool:
-        return self._interceptor.policy.read_current().may(self._principal, verb, namespace)
+        return self._authorization.policy.read_current().may(self._principal, verb, namespace)
 
     def _require_verb(self, verb: Verb, namespace: str) -> None:
         if self._may(verb, namespace):
@@ -329,11 +261,11 @@ class AuthorizedCall:
 
     async def _require_by_label(self, need: Need, namespace: str, request: Any) -> None:
         """Raises PermissionDenied unless the labels of the memory that the request names give the right."""
-        policy, name = self._interceptor.policy.read_current(), find_memory_name(request, need)
+        policy, name = self._authorization.policy.read_current(), find_memory_name(request, need)
         if name and policy.may(self._principal, need.verb, namespace, None):
             labels: Labels = ()
             with suppress(MemoryNotFound):  # refused as one without the labels
-                labels = (await self._interceptor.record_of(namespace, name)).labels
+                labels = (await self._authorization.record_of(namespace, name)).labels
             if policy.may(self._principal, need.verb, namespace, labels):
                 return
         self._require_verb(need.verb, namespace)
@@ -343,7 +275,7 @@ class AuthorizedCall:
         if not _OPERATION_ID.fullmatch(id):
             raise missing
         try:
-            operation = await self._interceptor.operation_of(id)
+            operation = await self._authorization.operation_of(id)
         except OperationNotFound:
             raise missing from None
         needed = VERB_OF_OPERATION.get(operation.type, Verb.ADMIN)
