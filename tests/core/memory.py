@@ -199,7 +199,7 @@ class CoreMemory:
         if change.importance is not None:
             fragment = fragment.but(importance=change.importance)
         if change.pinned is not None:
-            self.apply(lifecycle.set_pinned(self.state, fragment, change.pinned))
+            self.apply(lifecycle.update_fragment(self.state, fragment.but(pinned=change.pinned)))
         else:
             self.apply(lifecycle.update_fragment(self.state, fragment, change.vector))
 

@@ -36,7 +36,7 @@ def test_updated_enhancer_text_is_used_on_promotion() -> None:
 
 def test_a_change_without_new_content_keeps_the_vector() -> None:
     state = held("tea")
-    pinned = lifecycle.set_pinned(state, state.short_term[0].fragment, True).state.short_term[0]
+    pinned = lifecycle.update_fragment(state, state.short_term[0].fragment.but(pinned=True)).state.short_term[0]
     assert pinned.fragment.pinned
     assert pinned.vector is EAST
 

@@ -101,12 +101,6 @@ class Growing(Generic[Scalar]):
             self._data = np.empty((0, *self._shape), self._data.dtype)
         self._set_count(0)
 
-    def reserve(self, more: int) -> None:
-        """Ensure capacity for `more` further values."""
-        if self._count + more > len(self._data):
-            self._grow(self._count + more)
-            self._set_count(self._count)
-
     def _grow(self, needed: int) -> None:
         """Move the values to a larger array; the caller sets `view`."""
         first = max(_FIRST_BYTES // (self._data.itemsize * math.prod(self._shape)), _FIRST_ROWS)

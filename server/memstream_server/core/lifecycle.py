@@ -104,11 +104,6 @@ def update_fragment(state: State, fragment: Fragment, vector: Vector | None = No
     return draft.finish_transition()
 
 
-def set_pinned(state: State, fragment: Fragment, pinned: bool) -> Transition:
-    """Set or clear `pinned`, which exempts a fragment from forgetting by age and from drops."""
-    return update_fragment(state, fragment.but(pinned=pinned))
-
-
 def fill_vectors(state: State, filled: Iterable[Held]) -> Transition:
     """Set vectors that were missing; each fragment names its model. Past decisions are not repeated."""
     draft = Draft(state)

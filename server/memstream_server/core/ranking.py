@@ -38,6 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from enum import StrEnum
 from typing import TypeVar
 
@@ -319,6 +320,9 @@ def _assess_parts(columns: Columns, signals: Signals, question: Question, w: Wei
     return Assessed(slots, signals.cosines, values, weights, scores, relevance, matches)
 
 
+_read_order = attrgetter("score", "slot")
+
+
 def _choose_results(
     columns: Columns, assessed: Assessed, question: Question, allowed: Mask, considered: Mask
 ) -> Rankings:
@@ -348,7 +352,7 @@ def _choose_results(
     companions = np.array(list(shown.values()), np.int64)
     scored = yield from assessed.scored(np.concatenate([kept, companions, places]), columns.ids)
     results, missed = scored[: len(kept)], scored[len(kept) + len(companions) :]
-    results.sort(key=lambda each: (-each.score, -each.slot))
+    results.sort(key=_read_order, reverse=True)
     return Ranking(
         tuple(results),
         Considered(len(found), float(found.max()), float(assessed.matches[inside].max()))

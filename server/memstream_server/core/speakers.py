@@ -44,8 +44,15 @@ def named_speaker(text: str, speakers: Sequence[str]) -> int | None:
     not also match other speakers with that word ("Joe Lee").
     """
     folded = fold_name(text)
-    words = ((code, _name_words(name)) for code, name in enumerate(speakers))
-    names = {code: parts for code, parts in words if any(part in folded for part in parts)}
+    names: dict[int, tuple[str, ...]] = {}
+    for code, name in enumerate(speakers):
+        words = _name_words(name)
+        for word in words:
+            if word in folded:
+                names[code] = words
+                break
+    if not names:
+        return None
     whole = {code for code, words in names.items() if _contains_name(folded, " ".join(words))}
     covered = {word for code in whole for word in names[code]}
     found = whole | {code for code, words in names.items() if any(_is_part_named(folded, w, covered) for w in words)}

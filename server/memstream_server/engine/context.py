@@ -418,7 +418,6 @@ def _list_receipts(answer: RecallAnswer, asked: Sequence[Asked]) -> list[tuple[s
 
 # ---- messages of frameworks
 _ROLES = {"human": "user", "ai": "assistant", "function": "tool", "view": "assistant"}
-_RESULTS = ("tool_result", "function_call_output", "tool")
 
 
 def read_said(message: Message) -> Said:
