@@ -38,8 +38,8 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from enum import StrEnum
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np

@@ -120,24 +120,26 @@ async def recollection_responses(
     response.recollections.working_memory_ids.extend(answer.working_ids)
     size = response.ByteSize()
     formula = answer.formula if explain else ""
-    async for part in in_slices(_ranked(answer, ranks), ENCODED_PER_SLICE):
-        for rank, recollection in part:
-            added = response.recollections.recollections.add()
-            _write_recollection(added, recollection, rank, formula)
-            more = added.ByteSize()
-            if size + more > PART_BYTES and size:
-                full, response, size = response, _move_last(response, "recollections"), 0
-                yield full
-            size += more
-    async for held in in_slices(answer.working, ENCODED_PER_SLICE):
-        for fragment in held:
-            written = response.recollections.working_memory.add()
-            fragments.write_fragment(written, fragment)
-            more = written.ByteSize()
-            if size + more > PART_BYTES and size:
-                full, response, size = response, _move_last(response, "working_memory"), 0
-                yield full
-            size += more
+    for number, (rank, recollection) in enumerate(_ranked(answer, ranks), 1):
+        added = response.recollections.recollections.add()
+        _write_recollection(added, recollection, rank, formula)
+        more = added.ByteSize()
+        if size + more > PART_BYTES and size:
+            full, response, size = response, _move_last(response, "recollections"), 0
+            yield full
+        size += more
+        if number % ENCODED_PER_SLICE == 0:
+            await pause_if_due()
+    for number, fragment in enumerate(answer.working, 1):
+        written = response.recollections.working_memory.add()
+        fragments.write_fragment(written, fragment)
+        more = written.ByteSize()
+        if size + more > PART_BYTES and size:
+            full, response, size = response, _move_last(response, "working_memory"), 0
+            yield full
+        size += more
+        if number % ENCODED_PER_SLICE == 0:
+            await pause_if_due()
     if done is not None:
         response.recollections.done.CopyFrom(done)
     yield response
