@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
@@ -50,29 +50,23 @@ from memstream_server.ports.journal.errors import JournalError, OutcomeUnknown, 
 from memstream_server.ports.journal.reading import (
     FragmentQuery,
     Gathering,
-    KeptReceipt,
     LoadedMemory,
     MemoryScan,
     Moment,
     MomentQuery,
-    StoredConflict,
 )
-from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.records import (
     Answer,
     Counts,
     Indexable,
     IndexEntry,
     Job,
-    Labels,
     MemoryRecord,
-    NamespaceBytes,
     Producer,
-    Recorded,
     Version,
 )
 from memstream_server.ports.journal.spaces import ComputeVectors, Made, Space, Spaces
-from memstream_server.ports.journal.writing import Accesses, Commit, Receipt, Rejection
+from memstream_server.ports.journal.writing import Accesses, Commit, Receipt
 
 RESERVE_BYTES = 64 << 20
 """Writes that add data are rejected while free space is below this plus what a checkpoint may need."""
@@ -85,6 +79,17 @@ SCRUB_S, SCRUB_PAUSE_S = 60.0, 0.02
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _reading(
+    function: Callable[Concatenate[Connection, P], T],
+) -> Callable[Concatenate[SqlJournal, P], Coroutine[Any, Any, T]]:
+    """A method that runs a read as it is. Its parameters have the port's names, which mypy compares."""
+
+    async def read(self: SqlJournal, /, *given: P.args, **named: P.kwargs) -> T:
+        return await self._read(function, *given, **named)
+
+    return read
 
 
 class SqlJournal:
@@ -193,8 +198,7 @@ class SqlJournal:
         await self._write(writes.set_spaces, 3, False, spaces)
         self._model = None if spaces.in_force is None else spaces.in_force.model
 
-    async def list_unvectored(self, uid: str, model: str, compared: bool, after: int, limit: int) -> list[Fragment]:
-        return await self._read(next_space_vectors.list_lacking, uid, model, compared, after, limit)
+    list_unvectored = _reading(next_space_vectors.list_lacking)
 
     async def count_unvectored(self) -> int:
         return await self._read(unvectored.count_all, self._model)
@@ -205,8 +209,7 @@ class SqlJournal:
     async def add_vectors(self, uid: str, model: str, made: Sequence[Made]) -> int:
         return await self._write_memory(next_space_vectors.add_vectors, 3 * len(made), True, uid, model, made)
 
-    async def count_vectors(self, model: str) -> tuple[int, int]:
-        return await self._read(next_space_vectors.count_vectors, model)
+    count_vectors = _reading(next_space_vectors.count_vectors)
 
     async def drop_vectors(self, model: str, after: int, limit: int) -> int | None:
         keys = await self._read(next_space_vectors.list_vector_keys, model, after, limit)
@@ -269,31 +272,14 @@ class SqlJournal:
         while await self._write(writes.purge_slice, writes.SLICE_ROWS, False):
             pass
 
-    async def get_memory(self, namespace: str, name: str) -> MemoryRecord | None:
-        return await self._read(reads.get_memory, namespace, name)
-
-    async def list_memories(
-        self, namespace: str, after: str, limit: int, prefix: str = "", labels: Labels = ()
-    ) -> list[MemoryRecord]:
-        return await self._read(reads.list_memories, namespace, after, limit, prefix, labels)
-
-    async def all_memories(self, after: str, limit: int) -> list[MemoryRecord]:
-        return await self._read(reads.all_memories, after, limit)
-
-    async def get_records(self, uids: Sequence[str]) -> list[MemoryRecord]:
-        return await self._read(reads.get_records, uids)
-
-    async def read_epochs(self, uids: Sequence[str]) -> dict[str, int]:
-        return await self._read(reads.read_epochs, uids)
-
-    async def list_namespaces(self, after: str, limit: int) -> list[tuple[str, int]]:
-        return await self._read(byte_counts.list_namespaces, after, limit)
-
-    async def read_bytes(self, namespaces: Sequence[str]) -> dict[str, NamespaceBytes]:
-        return await self._read(byte_counts.read_bytes, namespaces)
-
-    async def largest_bytes(self) -> tuple[int, int]:
-        return await self._read(byte_counts.read_largest)
+    get_memory = _reading(reads.get_memory)
+    list_memories = _reading(reads.list_memories)
+    all_memories = _reading(reads.all_memories)
+    get_records = _reading(reads.get_records)
+    read_epochs = _reading(reads.read_epochs)
+    list_namespaces = _reading(byte_counts.list_namespaces)
+    read_bytes = _reading(byte_counts.read_bytes)
+    largest_bytes = _reading(byte_counts.read_largest)
 
     async def own_memory(self, uid: str) -> MemoryRecord:
         return await self._write_memory(_take_ownership, 1, False, uid)
@@ -304,8 +290,7 @@ class SqlJournal:
     async def scan_memory(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
         return await self._read(export_reads.scan_memory, self._computing, uid, all_vectors, visit)
 
-    async def fragment_total(self, namespace: str, name: str) -> int:
-        return await self._read(export_reads.count_fragments, namespace, name)
+    fragment_total = _reading(export_reads.count_fragments)
 
     # ---- the way in
 
@@ -317,16 +302,9 @@ class SqlJournal:
         rows = 3 + len(receipt.fragments) // 10
         await self._writer.submit(JointWork(writes.receive_batches, receipt, receipt.memory), rows, True)
 
-    async def received_hashes(
-        self, uid: str, producer: str, first: int, last: int
-    ) -> list[tuple[int, bytes, Rejection | None]]:
-        return await self._read(reads.received_hashes, uid, producer, first, last)
-
-    async def kept_receipts(self, uid: str, producer: str, after: int, limit: int) -> list[KeptReceipt]:
-        return await self._read(reads.kept_receipts, uid, producer, after, limit)
-
-    async def last_without_outcomes(self, uid: str, producer: str, after: int, upto: int) -> int:
-        return await self._read(reads.last_without_outcomes, uid, producer, after, upto)
+    received_hashes = _reading(reads.received_hashes)
+    kept_receipts = _reading(reads.kept_receipts)
+    last_without_outcomes = _reading(reads.last_without_outcomes)
 
     async def commit(self, commit: Commit) -> None:
         await self._writer.submit(
@@ -351,23 +329,12 @@ class SqlJournal:
     async def list_fragments(self, uid: str, query: FragmentQuery) -> list[Fragment]:
         return await self._read(fragment_reads.list_fragments, uid, query, self._model)
 
-    async def list_citing(self, uid: str) -> dict[str, tuple[str, ...]]:
-        return await self._read(fragment_reads.list_citing, uid)
-
-    async def list_conflicts(self, uid: str, decided: bool, after: tuple[str, str], limit: int) -> list[StoredConflict]:
-        return await self._read(conflicts.list_conflicts, uid, decided, after, limit)
-
-    async def get_conflict(self, uid: str, newer: str, older: str) -> StoredConflict | None:
-        return await self._read(conflicts.get_conflict, uid, newer, older)
-
-    async def list_expired(self, now_us: int, limit: int) -> list[tuple[str, str]]:
-        return await self._read(fragment_reads.list_expired, now_us, limit)
-
-    async def oldest_forgotten(self) -> list[tuple[str, int]]:
-        return await self._read(fragment_reads.list_oldest_forgotten)
-
-    async def list_purgeable(self, uid: str, before_us: int, limit: int) -> list[str]:
-        return await self._read(fragment_reads.list_purgeable, uid, before_us, limit)
+    list_citing = _reading(fragment_reads.list_citing)
+    list_conflicts = _reading(conflicts.list_conflicts)
+    get_conflict = _reading(conflicts.get_conflict)
+    list_expired = _reading(fragment_reads.list_expired)
+    oldest_forgotten = _reading(fragment_reads.list_oldest_forgotten)
+    list_purgeable = _reading(fragment_reads.list_purgeable)
 
     async def prune_events(self, uid: str, before_us: int, limit: int) -> int:
         return await self._write_memory(writes.prune_events, limit, False, uid, before_us, limit)
@@ -375,20 +342,12 @@ class SqlJournal:
     async def count_fragments(self, uid: str, now_us: int | None = None) -> Counts:
         return await self._read(_count_fragments, uid, now_us, self._model)
 
-    async def list_events(self, uid: str, after_revision: int, limit: int) -> list[Recorded]:
-        return await self._read(reads.read_events, uid, after_revision, limit)
-
-    async def list_fragment_events(
-        self, uid: str, fragment: str, after_revision: int, limit: int
-    ) -> tuple[list[Recorded], bool]:
-        return await self._read(reads.read_fragment_events, uid, fragment, after_revision, limit)
+    list_events = _reading(reads.read_events)
+    list_fragment_events = _reading(reads.read_fragment_events)
 
     # ---- versions
-    async def list_versions(self, uid: str, fragment: str) -> list[Version]:
-        return await self._read(versions.list_versions, uid, fragment)
-
-    async def version_keys(self, uid: str) -> dict[str, list[int]]:
-        return await self._read(versions.read_keys, uid)
+    list_versions = _reading(versions.list_versions)
+    version_keys = _reading(versions.read_keys)
 
     async def get_versions(self, uid: str, wanted: Mapping[str, int]) -> dict[str, Version]:
         return await self._read(versions.read_versions, self._computing, uid, wanted)
@@ -396,17 +355,11 @@ class SqlJournal:
     async def prune_versions(self, uid: str, before_us: int) -> int:
         return await self._write_memory(versions.prune_versions, 1, False, uid, before_us)
 
-    async def find_revision(self, uid: str, time_us: int) -> int | None:
-        return await self._read(versions.find_revision, uid, time_us)
+    find_revision = _reading(versions.find_revision)
 
     # ---- receipts of recalls
-    async def list_recall_receipts(
-        self, uid: str, before: int | None, limit: int
-    ) -> tuple[list[tuple[int, RecallReceipt]], bool]:
-        return await self._read(recall_receipts.list_receipts, uid, before, limit)
-
-    async def get_recall_receipt(self, uid: str, receipt: str) -> RecallReceipt | None:
-        return await self._read(recall_receipts.get_receipt, uid, receipt)
+    list_recall_receipts = _reading(recall_receipts.list_receipts)
+    get_recall_receipt = _reading(recall_receipts.get_receipt)
 
     async def prune_recall_receipts(self, uid: str, before_us: int) -> int:
         return await self._write_memory(recall_receipts.prune_receipts, 1, False, uid, before_us)
@@ -426,17 +379,10 @@ class SqlJournal:
     async def read_outbox(self, limit: int) -> list[tuple[IndexEntry, Indexable | None]]:
         return await self._read(outbox.read_entries, self._computing, limit, self._model)
 
-    async def outbox_size(self) -> int:
-        return await self._read(outbox.count_entries)
-
-    async def outbox_last(self) -> int:
-        return await self._read(outbox.last_id)
-
-    async def outbox_rows(self, memories: Sequence[str]) -> dict[str, tuple[int, int]]:
-        return await self._read(outbox.id_ranges, memories)
-
-    async def outbox_fragments(self, uid: str) -> set[str]:
-        return await self._read(outbox.entered_fragments, uid)
+    outbox_size = _reading(outbox.count_entries)
+    outbox_last = _reading(outbox.last_id)
+    outbox_rows = _reading(outbox.id_ranges)
+    outbox_fragments = _reading(outbox.entered_fragments)
 
     async def outbox_done(self, ids: Sequence[int]) -> None:
         await self._write(outbox.remove_entries, len(ids), False, ids)
@@ -447,24 +393,19 @@ class SqlJournal:
     async def list_indexable(self, uid: str) -> list[str]:
         return await self._read(outbox.list_indexable, uid, self._model)
 
-    async def count_largest_memory(self) -> int:
-        return await self._read(outbox.count_largest_memory)
+    count_largest_memory = _reading(outbox.count_largest_memory)
 
     async def outbox_refill(self) -> int:
         return await self._write(outbox.enter_all, 1_000, True)
 
-    async def list_jobs(self, limit: int) -> list[Job]:
-        return await self._read(reads.waiting_jobs, limit)
+    list_jobs = _reading(reads.waiting_jobs)
 
     async def enter_jobs(self, type: str, entered: Sequence[Job]) -> None:
         if entered:  # PostgreSQL has no transaction without a statement, and a commit of it fails
             await self._write(unvectored.enter_jobs, len(entered), True, type, entered)
 
-    async def count_jobs(self, type: str) -> int:
-        return await self._read(unvectored.count_jobs, type)
-
-    async def pending_memories(self) -> list[str]:
-        return await self._read(reads.pending_memories)
+    count_jobs = _reading(unvectored.count_jobs)
+    pending_memories = _reading(reads.pending_memories)
 
 
 def _count_fragments(connection: Connection, uid: str, now_us: int | None, model: str | None) -> Counts:
