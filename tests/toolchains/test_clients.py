@@ -303,6 +303,10 @@ const openai = [turn.toOpenAI({ system }), turn.toOpenAIChat({ system })];
 const forms = [turn.toAnthropic({ system }), turn.toAnthropic(), ...openai];
 const counts = [turn.tokens, turn.unchangedTokens, turn.brokenBy.length];
 const cited = turn.citations.map((one) => one.fragmentId);
+const stream = await client.memory(scopes[0]).recall();
+const streamed = await stream.context(question, { conversation, blocks, budget: 900, after, now });
+const refused = await stream.context(question, { tokenizer: "words" }).catch((error) => asError(error).code);
+await stream.close();
 await turn.record(question, reply);
 const bare = await client.context(scopes, question, { now });
 const field = (error: unknown): string => asError(error).violations.map((one) => one.field).join();
@@ -313,7 +317,7 @@ for (const options of invalid) {
 const nowhere = await client.context([], question);
 await nowhere.record(question, reply).catch((error) => fields.push(field(error)));
 const next = Buffer.from(turn.position).toString("base64");
-console.log(JSON.stringify([turn.text, counts, cited, forms, bare.toOpenAI(), next, fields]));
+console.log(JSON.stringify([turn.text, counts, cited, forms, bare.toOpenAI(), next, fields, streamed.text === turn.text, refused]));
 client.close();
 """
 """Records a turn with the TypeScript client, and prints its forms and the fields of invalid options."""
@@ -377,6 +381,8 @@ def _as_json(turn: memstream.Context, bare: memstream.Context) -> str:
         bare.to_openai(),
         next_position,
         fields,
+        True,  # the stream's text is the same
+        3,  # INVALID_ARGUMENT
     ]
     return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
 

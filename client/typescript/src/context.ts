@@ -22,8 +22,8 @@ import type { FragmentFilterSchema } from "./gen/memstream/v1/fragment_pb.js";
 import { AckLevel } from "./gen/memstream/v1/stream_service_pb.js";
 import { memoryPath } from "./link.js";
 import type { Link } from "./link.js";
-import { QUERY_OPTIONS } from "./recall.js";
-import type { QueryOptions } from "./recall.js";
+import { QUERY_OPTIONS } from "./observe.js";
+import type { QueryOptions } from "./observe.js";
 
 /** Bounds of a part in tokens: the other parts leave it `minimum`, and it takes `maximum` at most. */
 export type TokenBounds = MessageInitShape<typeof TokenBoundsSchema>;

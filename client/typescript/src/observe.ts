@@ -69,6 +69,14 @@ export interface WaitOptions {
   readonly signal?: AbortSignal | undefined;
 }
 
+/** Options of one query. */
+export interface QueryOptions extends WaitOptions {
+  /** Limits the wait for the answer, which then rejects with DEADLINE_EXCEEDED. Default: the client's. */
+  readonly timeoutMs?: number | undefined;
+}
+
+export const QUERY_OPTIONS = { signal: true, timeoutMs: true } as const;
+
 /** The content of an observation: text, or a message of the contract. */
 export type Observable = string | MessageInitShape<typeof ObservationSchema>;
 

@@ -9,6 +9,8 @@ import type { Answer } from "./answer.js";
 import { Backoff, repeatUntilDone } from "./backoff.js";
 import { Changes, raceSignal } from "./changes.js";
 import { checkedMessage, checkOptions } from "./checks.js";
+import { Context, CONTEXT_OPTIONS, toContextRequest } from "./context.js";
+import type { ContextOptions } from "./context.js";
 import {
   asError,
   ClosedError,
@@ -16,12 +18,17 @@ import {
   fromStatus,
   isCut,
   notOpenedError,
+  protocolViolationError,
   shuttingDownError,
   unavailableError,
 } from "./errors.js";
 import type { MemstreamError } from "./errors.js";
-import { RecallQuerySchema, RecallRequestSchema } from "./gen/memstream/v1/stream_service_pb.js";
+import type { ContextRequest, ContextResponse } from "./gen/memstream/v1/context_service_pb.js";
+import { RecallScopeSchema } from "./gen/memstream/v1/scope_pb.js";
+import { ContextQuerySchema, RecallQuerySchema, RecallRequestSchema } from "./gen/memstream/v1/stream_service_pb.js";
 import type {
+  ContextAnswer,
+  ContextQuery,
   RecallDone,
   Recollections,
   RecallQuery,
@@ -30,7 +37,8 @@ import type {
 } from "./gen/memstream/v1/stream_service_pb.js";
 import type { Link, MemoryPath } from "./link.js";
 import { durationMs } from "./link.js";
-import type { WaitOptions } from "./observe.js";
+import { QUERY_OPTIONS } from "./observe.js";
+import type { QueryOptions, WaitOptions } from "./observe.js";
 import { StandingState, StandingQuery } from "./standing.js";
 import type { StandingOptions } from "./standing.js";
 
@@ -45,14 +53,6 @@ const RESEND_DELAY_MS = 1_000;
 
 /** A query: text, or a message of the contract. */
 export type Query = string | MessageInitShape<typeof RecallQuerySchema>;
-
-/** Options of one query. */
-export interface QueryOptions extends WaitOptions {
-  /** Limits the wait for the answer, which then rejects with DEADLINE_EXCEEDED. Default: the client's. */
-  readonly timeoutMs?: number | undefined;
-}
-
-export const QUERY_OPTIONS = { signal: true, timeoutMs: true } as const;
 
 /** Options of a Recall stream. */
 export interface RecallOptions {
@@ -116,6 +116,48 @@ class PendingQuery {
   }
 }
 
+/** The context of a turn that waits for its answer. */
+class PendingContext {
+  readonly isUnanswered = true;
+  readonly query: ContextQuery;
+  readonly answer: Promise<ContextResponse>;
+
+  private resolve!: (answer: ContextResponse) => void;
+  private reject!: (error: Error) => void;
+
+  constructor(request: ContextRequest) {
+    this.query = create(ContextQuerySchema, { request });
+    this.answer = new Promise((resolve, reject) => {
+      this.resolve = resolve;
+      this.reject = reject;
+    });
+    this.answer.catch(() => undefined); // the caller of `context` handles the rejection
+  }
+
+  /** It has no parts. */
+  prepareResend(): void {}
+
+  /** Completes the answer. */
+  complete(answer: ContextResponse | undefined): void {
+    if (answer) this.resolve(answer);
+    else this.reject(protocolViolationError("the server's context is empty"));
+  }
+
+  /** Fails the query. */
+  failQuery(error: Error): void {
+    this.reject(error);
+  }
+}
+
+type OpenQuery = PendingQuery | StandingState | PendingContext;
+
+/** Returns the message that sends a query. */
+function requestOf(question: OpenQuery): NonNullable<MessageInitShape<typeof RecallRequestSchema>["message"]> {
+  return question instanceof PendingContext
+    ? { case: "context", value: question.query }
+    : { case: "query", value: question.query };
+}
+
 /** A stream of queries to one memory, created by `Memory.recall`. Queries over the server's limit in flight are queued. */
 export class RecallStream {
   /** Number of connections opened so far. */
@@ -127,9 +169,9 @@ export class RecallStream {
   private readonly endSignal: AbortSignal;
   private readonly ended: Promise<void>;
   /** Queries that have not ended, by id. */
-  private readonly openQueries = new Map<string, PendingQuery | StandingState>();
+  private readonly openQueries = new Map<string, OpenQuery>();
   /** Queries of an earlier connection that exceed this server's limit in flight, to be resent. */
-  private toResend: (PendingQuery | StandingState)[] = [];
+  private toResend: OpenQuery[] = [];
   private outbox: RecallRequest[] = [];
   private ids = 0;
   private inFlightMax = IN_FLIGHT_MAX;
@@ -162,6 +204,27 @@ export class RecallStream {
     checkOptions("options", options, QUERY_OPTIONS);
     const { signal, timeoutMs = this.link.timeoutMs } = options;
     const question = new PendingQuery(withTimeout(what, timeoutMs));
+    return this.waitForAnswer(question, question.answer, timeoutMs, signal);
+  }
+
+  /**
+   * Builds the context of a turn, as `Client.context`, from the memory of this stream. An aborted signal or the end of the
+   * timeout cancels only this turn.
+   */
+  async context(question: string, options: ContextOptions = {}): Promise<Context> {
+    checkOptions("options", options, CONTEXT_OPTIONS);
+    const { signal, timeoutMs = this.link.timeoutMs, ...asked } = options;
+    const request = toContextRequest(question, asked);
+    const memory = `${this.memory.namespace}/${this.memory.name}`;
+    request.scopes = [create(RecallScopeSchema, { memories: { case: "memory", value: memory } })];
+    const pending = new PendingContext(request);
+    return new Context(this.link, request, await this.waitForAnswer(pending, pending.answer, timeoutMs, signal));
+  }
+
+  /** Sends a query, and waits for its answer until the signal or the timeout. */
+  private async waitForAnswer<T>(
+    question: OpenQuery, answer: Promise<T>, timeoutMs: number, signal: AbortSignal | undefined,
+  ): Promise<T> {
     const limit = new AbortController();
     const stop = (): void => { limit.abort(signal?.reason); };
     const timer = setTimeout(() => { limit.abort(deadlineError(timeoutMs)); }, Math.min(timeoutMs, TIMEOUT_MAX_MS));
@@ -169,7 +232,7 @@ export class RecallStream {
     signal?.addEventListener("abort", stop, { once: true });
     try {
       await this.sendWhenRoom(question, limit.signal);
-      return await raceSignal(question.answer, limit.signal);
+      return await raceSignal(answer, limit.signal);
     } finally {
       clearTimeout(timer);
       signal?.removeEventListener("abort", stop);
@@ -222,7 +285,7 @@ export class RecallStream {
   }
 
   /** Sends a query when there is room. */
-  private async sendWhenRoom(question: PendingQuery | StandingState, signal: AbortSignal): Promise<void> {
+  private async sendWhenRoom(question: OpenQuery, signal: AbortSignal): Promise<void> {
     signal.throwIfAborted();
     // Sent inside of the condition: of several waiters, another may run between the wake-up and the next statement.
     await this.waitUntil(() => {
@@ -231,7 +294,7 @@ export class RecallStream {
       if (this.openQueries.size >= this.inFlightMax) return false;
       question.query.queryId = String(++this.ids);
       this.openQueries.set(question.query.queryId, question);
-      this.pushRequest({ case: "query", value: question.query });
+      this.pushRequest(requestOf(question));
       return true;
     }, signal);
   }
@@ -242,7 +305,7 @@ export class RecallStream {
   }
 
   /** Cancels a query that has not ended, also on the server. */
-  private cancelQuery(question: PendingQuery | StandingState): void {
+  private cancelQuery(question: OpenQuery): void {
     const { queryId } = question.query;
     if (this.openQueries.get(queryId) !== question) return;
     this.openQueries.delete(queryId);
@@ -257,7 +320,7 @@ export class RecallStream {
     while (this.openQueries.size - this.toResend.length < this.inFlightMax) {
       const next = this.toResend.shift();
       if (next === undefined) break;
-      this.pushRequest({ case: "query", value: next.query });
+      this.pushRequest(requestOf(next));
     }
   }
 
@@ -332,10 +395,14 @@ export class RecallStream {
   private handleResponse({ message }: RecallResponse, disconnect: AbortController): boolean {
     let answered = false;
     if (message.case === "recollections") {
-      this.openQueries.get(message.value.queryId)?.addPart(message.value);
+      const question = this.openQueries.get(message.value.queryId);
+      if (!(question instanceof PendingContext)) question?.addPart(message.value);
       answered = this.completeQuery(message.value.done);
     } else if (message.case === "done") { // from an older server
       answered = this.completeQuery(message.value);
+    } else if (message.case === "context") {
+      answered = true;
+      this.completeContext(message.value);
     } else if (message.case === "failed") {
       answered = true;
       this.failQuery(message.value.queryId, fromStatus(message.value.status));
@@ -352,10 +419,19 @@ export class RecallStream {
   private completeQuery(done: RecallDone | undefined): boolean {
     if (!done) return false;
     const question = this.openQueries.get(done.queryId);
+    if (question instanceof PendingContext) return true;
     if (!(question instanceof StandingState)) this.openQueries.delete(done.queryId);
     question?.completeAnswer(done);
     this.notify();
     return true;
+  }
+
+  private completeContext({ queryId, response }: ContextAnswer): void {
+    const question = this.openQueries.get(queryId);
+    if (!(question instanceof PendingContext)) return;
+    this.openQueries.delete(queryId);
+    question.complete(response);
+    this.notify();
   }
 
   /** Ends a query that failed. A standing query that had an answer is resent after a transient error. */
