@@ -317,7 +317,8 @@ for (const options of invalid) {
 const nowhere = await client.context([], question);
 await nowhere.record(question, reply).catch((error) => fields.push(field(error)));
 const next = Buffer.from(turn.position).toString("base64");
-console.log(JSON.stringify([turn.text, counts, cited, forms, bare.toOpenAI(), next, fields, streamed.text === turn.text, refused]));
+const same = streamed.text === turn.text;
+console.log(JSON.stringify([turn.text, counts, cited, forms, bare.toOpenAI(), next, fields, same, refused]));
 client.close();
 """
 """Records a turn with the TypeScript client, and prints its forms and the fields of invalid options."""
