@@ -28,6 +28,7 @@ GO = re.findall(r"^module (\S+)$", (ROOT / "client/go/go.mod").read_text("utf-8"
 SUBCLASSED_ELSEWHERE = {
     "agent_framework": ["agent-framework-core"],
     "anthropic": ["anthropic"],
+    "crewai": ["crewai"],
     "dbgpt": ["dbgpt"],
     "google": ["google-adk"],
     "langgraph": ["langgraph-checkpoint"],
