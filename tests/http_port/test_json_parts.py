@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import threading
 from collections.abc import Iterator, Sequence
+from functools import reduce
 
 import pytest
 from connectrpc.code import Code
@@ -14,14 +16,21 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from memstream.v1 import context_service_pb2 as contexts
+from memstream.v1 import conversation_service_pb2 as talks
 from memstream.v1 import memory_service_pb2 as memories
 from memstream.v1 import stream_service_pb2 as streams
-from memstream_server.rpc.http import codecs
+from memstream_server.engine.errors import InvalidField
+from memstream_server.rpc.http import codecs, long_strings
 from memstream_server.rpc.http.codecs import Gzip, JsonReader, Reply, write_body, write_json
+from memstream_server.rpc.http.long_strings import LongStrings, take_long_strings
 from memstream_server.rpc.limits import Limits
 from memstream_server.rpc.request_reader import RequestReader
 from tests.access.calls import METHODS
+from tests.support.seeds import rounds
 
 
 def make_answer() -> streams.RecallOnceResponse:
@@ -142,3 +151,114 @@ async def test_each_field_reads_or_refuses_each_json_value() -> None:
                 except ConnectError as error:
                     codes.add(error.code)
     assert codes == {Code.INVALID_ARGUMENT}
+
+
+def take(text: str, **given: int) -> LongStrings:
+    return take_long_strings(text.encode("utf-8", "surrogatepass"), given.get("elements_max", 10_000))
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A string is long from 16 bytes."""
+    monkeypatch.setattr(long_strings, "PIECE_BYTES", 16)
+    monkeypatch.setattr(long_strings, "SHORT_BYTES", 8)
+
+
+_characters = st.text(
+    st.sampled_from('a"\\\n\té\u2028茶\U0001f600\x7f{}[],:') | st.characters(codec="utf-8"), max_size=90
+)
+_values = st.recursive(
+    _characters | st.integers() | st.booleans() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@settings(max_examples=rounds(400, 60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=_values, escaped=st.booleans(), indent=st.sampled_from([None, 1]))
+def test_long_strings_are_those_of_json(value: object, escaped: bool, indent: int | None) -> None:
+    taken = take(json.dumps(value, ensure_ascii=escaped, indent=indent))
+    assert taken.restore(taken.load(dict)) == value
+
+
+@pytest.mark.usefixtures("small_pieces")
+@settings(max_examples=rounds(400, 60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=_values, cut=st.integers(0, 400), put=st.sampled_from(["", '"', "\\", "\n", "\\u12", "}", "é"]))
+def test_faults_are_those_of_json(value: object, cut: int, put: str) -> None:
+    """At the same place of the text."""
+    text = json.dumps({"a": value}, ensure_ascii=False)
+    text = text[:cut] + put + text[cut + 1 :]
+    found: object
+    expected: object
+    try:
+        expected = json.loads(text)
+    except json.JSONDecodeError as error:
+        expected = error.lineno, error.colno
+    try:
+        taken = take(text)
+        found = taken.restore(taken.load(dict))
+    except json.JSONDecodeError as error:
+        found = error.lineno, error.colno
+    except InvalidField as error:
+        assert "a name in the body has" in str(error)  # noqa: PT017  # a long name is refused before the text is read
+        return
+    assert found == expected
+
+
+LONG = '\\u00e9\\"x' * 9_000
+EVERYWHERE = {
+    "namespace": "a",
+    "memory": "b",
+    "observations": [
+        {"content": "short", "speaker": "S"},
+        {"content": "C", "metadata": {"m": "M", "l": ["L", 1], "d": {"deep": "D"}}},
+        {"structured": {"observation": "O", "thought": "T"}, "session": "E"},
+    ],
+}
+
+
+async def test_long_strings_reach_every_kind_of_field() -> None:
+    async def read(text: str, kind: type[Message] = streams.ObserveBatchRequest) -> Message:
+        path = "/memstream.v1.StreamService/ObserveBatch"
+        return kind.FromString(await JsonReader(RequestReader(Limits())).read_json(text.encode(), kind, path, "x"))
+
+    text = json.dumps(EVERYWHERE)
+    expected = await read(text)
+    for mark in ("S", "C", "M", "L", "D", "O", "T", "E"):
+        assert f'"{mark}"' in text
+        text = text.replace(f'"{mark}"', f'"{LONG}{mark}"')
+    found = await read(text)
+    assert len(text) > 8 * len(LONG)
+    long = json.loads(f'"{LONG}"')
+    written = json.dumps(json_format.MessageToDict(found), ensure_ascii=False)
+    shortened = json.loads(written.replace(json.dumps(long, ensure_ascii=False)[1:-1], ""))
+    assert shortened == json_format.MessageToDict(expected)
+    position = base64.b64encode(bytes(range(256)) * 400).decode()
+    assert (await read(json.dumps({"after": position}), contexts.ContextRequest)).after == bytes(range(256)) * 400  # type: ignore[attr-defined]
+    labels = await read(json.dumps({"labels": {"labels": {"a": "x" * 70_000}}}), talks.UpdateConversationRequest)
+    assert labels.labels.labels == {"a": "x" * 70_000}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"namespace": "a", "observations": [{"content": "x", "role": "r" * 90_000}]}, "observations[0].role"),
+        ({"namespace": "a", "observations": [{"content": "x", "observeTime": "0" * 90_000}]}, "observeTime"),
+        ({"namespace": "a", "firstSequence": "0" * 90_000}, "firstSequence"),
+        ({"namespace": "a", "x" * 90_000: 1}, "a name in the body has 90000 bytes"),
+        ({"namespace": "a", "producer": "x" * 90_000 + "\ud83d"}, "half of a surrogate pair"),
+        ({"namespace": "a", "y": "x" * 90_000}, "is no field of ObserveBatchRequest"),
+        ({"y": reduce(lambda inner, _: {"y": inner}, range(450), "x" * 90_000)}, "is no field"),
+    ],
+    ids=["enum", "time", "number", "name", "half an emoji", "unknown", "nested"],
+)
+async def test_long_strings_in_wrong_places_are_named(given: dict[str, object], said: str) -> None:
+    path = "/memstream.v1.StreamService/ObserveBatch"
+    reading = JsonReader(RequestReader(Limits())).read_json(
+        json.dumps(given).encode(), streams.ObserveBatchRequest, path, "x"
+    )
+    with pytest.raises(ConnectError) as caught:
+        await reading
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 1_000

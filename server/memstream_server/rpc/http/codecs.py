@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -31,6 +30,7 @@ from memstream_server.engine.errors import InvalidField
 from memstream_server.engine.runtime.threads import run_in_thread
 from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.rpc.http.errors import connect_error
+from memstream_server.rpc.http.long_strings import PIECE_BYTES, LongStrings, TooManyElements, take_long_strings
 from memstream_server.rpc.request_reader import GZIP, RequestReader, decompress
 from memstream_server.rpc.validation import invalid_field, quote_text
 
@@ -41,8 +41,6 @@ _UNREADABLE: dict[type[Exception], str] = {
     RecursionError: "is nested too deeply",
     SystemError: "a name has half of a surrogate pair",  # protobuf looks such a name up
 }
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-"""A string of JSON, which has no elements. One without an end matches, too: the search is linear."""
 _FAILURES = (json_format.ParseError, ValueError, OverflowError, RecursionError, SystemError)
 """What protobuf raises for JSON that is no message: OverflowError for an enum or a list element of Infinity."""
 _METADATA_VALUE = fragment_pb2.MetadataValue.DESCRIPTOR
@@ -61,6 +59,8 @@ _SCALARS = {
     FieldDescriptor.CPPTYPE_FLOAT: "a number",
     FieldDescriptor.CPPTYPE_BOOL: "true or false",
 }
+_SHOWN_CHARS = 100
+"""Of a long string that an error may quote."""
 _PARSED_AT_ONCE = 4_096
 """Bytes of JSON that are parsed on the event loop: half a millisecond."""
 _COMPRESSED_AT_ONCE = 16_384
@@ -368,40 +368,30 @@ class JsonReader:
             return await run_in_thread(partial(self._parse, text, kind, path))
 
     def _parse(self, data: bytes, kind: type[Any], path: str) -> bytes:
-        bounds, value = self._reader.find_rpc(path), None
+        bounds, value, taken = self._reader.find_rpc(path), None, LongStrings(data)
         try:
-            self._check_bounds(data, bounds.bytes_max, bounds.fields_max)
-            value = json.loads(data, object_pairs_hook=_without_repeats)
+            taken = self._take_strings(data, bounds.bytes_max, bounds.fields_max)
+            value = taken.load(_without_repeats)
             if not isinstance(value, dict):
                 raise InvalidField(f"the body is not JSON of {kind.DESCRIPTOR.name}: it must be an object")
             _complete_values(value, kind.DESCRIPTOR)
             message = json_format.ParseDict(value, kind(), max_recursion_depth=_DEPTH_MAX)
+            if taken.strings and not taken.fill(message, value):  # one is where only protobuf can read it
+                message = json_format.ParseDict(taken.restore(value), kind(), max_recursion_depth=_DEPTH_MAX)
             return bytes(message.SerializeToString())
         except InvalidField as error:
             raise connect_error(error) from None
         except _FAILURES as error:
-            raise connect_error(_explain_failure(error, value, kind.DESCRIPTOR)) from None
+            raise connect_error(_explain_failure(error, taken.restore(value, _SHOWN_CHARS), kind.DESCRIPTOR)) from None
 
-    def _check_bounds(self, data: bytes | bytearray, bytes_max: int, fields_max: int) -> None:
+    def _take_strings(self, data: bytes, bytes_max: int, fields_max: int) -> LongStrings:
         if len(data) > JSON_BYTES_FACTOR * bytes_max:
             raise InvalidField(
                 f"the body has {len(data)} bytes, this rpc takes at most {JSON_BYTES_FACTOR * bytes_max} of JSON"
             )
-        if _count_elements(data, 0, len(data)) > fields_max and _has_more(data, fields_max):
-            raise InvalidField(f"the body has more than {fields_max} elements")
-
-
-def _has_more(data: bytes | bytearray, fields_max: int) -> bool:
-    """Whether there are more elements outside of strings: a text may be JSON itself. An element has two strings at
-    most. The loop lets the event loop have the interpreter."""
-    count = end = 0
-    for place, found in enumerate(_STRING.finditer(data)):
-        count += _count_elements(data, end, found.start())
-        end = found.end()
-        if max(count, place // 2) > fields_max:
-            return True
-    return count + _count_elements(data, end, len(data)) > fields_max
-
-
-def _count_elements(data: bytes | bytearray, start: int, end: int) -> int:
-    return sum(data.count(mark, start, end) for mark in (b",", b"[", b"{"))
+        if len(data) <= PIECE_BYTES and len(data) <= fields_max:
+            return LongStrings(data)
+        try:
+            return take_long_strings(data, fields_max)
+        except TooManyElements:
+            raise InvalidField(f"the body has more than {fields_max} elements") from None
