@@ -113,6 +113,29 @@ async def test_conversations_are_searched_and_deleted(visit: Visit) -> None:
     assert [one.name async for one in client.list_conversations("sessions")] == ["other", "run-1"]
 
 
+async def test_messages_are_searched_by_their_text(visit: Visit) -> None:
+    client = visit.console.client
+    await client.create_memory("searched/notes")
+    for name in ("run-1", "run-2"):
+        filler = [NewMessage(role="user", content=f"chatter {number}") for number in range(120)]
+        told = NewMessage(role="tool", body='{"City": "Reykjavik"}')
+        await client.conversation(f"searched/{name}").append_messages([*filler, told])
+    page = await visit.sign_in("conversations/searched?text=reykjavik")
+    await page.locator(".timeline li", has_text="no. 121").nth(1).wait_for()
+    assert await page.locator(".timeline li a").all_text_contents() == ["run-1", "run-2"]
+    await page.get_by_label("Message with").fill("chatter 7")
+    await page.get_by_role("button", name="Show").click()
+    await page.locator(".timeline li", has_text="no. 8").first.wait_for()
+    assert await page.locator(".timeline li").count() == 22
+    await page.get_by_label("Message with").fill("nobody says this")
+    await page.get_by_role("button", name="Show").click()
+    await page.get_by_text("No message has these words.").wait_for()
+    await page.go_back()
+    await page.locator(".timeline li", has_text="no. 8").first.wait_for()
+    await page.get_by_role("link", name="run-2").first.click()
+    await page.locator(".timeline li", has_text="chatter 7").first.wait_for()
+
+
 async def test_server_shows_use_calls_and_settings_to_an_admin(visit: Visit) -> None:
     page = await visit.sign_in("server")
     use = page.get_by_role("region", name="Use", exact=True)

@@ -1,4 +1,4 @@
-// The conversations of a namespace, by name, label or latest change; one as a timeline: its messages, as they arrive, and its plans.
+// The conversations of a namespace, by name, label, latest change or the text of messages; one as a timeline: its messages, as they arrive, and its plans.
 
 import { readForm, remember, restoreForm } from "../address.js";
 import { call } from "../api.js";
@@ -9,6 +9,8 @@ import { rightsIn } from "../session.js";
 import { sharedStream } from "../shared_stream.js";
 
 const LIVE_MAX = 200;
+const FOUND_MAX = 20;
+const CALLS_MAX = 50; // of one page of a search
 
 export async function render({ place, signal, parts: [namespace = "", conversation = ""], query }) {
   if (!conversation) return showList(place, namespace, query, signal);
@@ -26,7 +28,7 @@ export async function render({ place, signal, parts: [namespace = "", conversati
   await paged(messages, async (pageToken) => {
     const answer = await call("ConversationService/ListMessages", { ...talk, pageSize: PAGE_SIZE, pageToken }, signal);
     return { rows: answer.messages ?? [], next: answer.nextPageToken };
-  }, (rows) => h("ol", { class: "timeline" }, rows.map(entry)))();
+  }, (rows) => h("ol", { class: "timeline" }, rows.map((one) => entry(one))))();
   await drawPlans(plans, talk, signal);
   follow(fresh, state, talk, last, signal);
   return undefined;
@@ -39,19 +41,25 @@ async function showList(place, asked, query, signal) {
   const input = h("input", { name: "namespace", type: "search", value: namespace, required: true, autocomplete: "off", list: "namespaces", "data-secret": "" });
   const form = h("form", { class: "filters", role: "search" }, field("Namespace", input), h("datalist", { id: "namespaces" }, namespaces.map(({ name }) => h("option", { value: name }))),
     field("Name begins with", h("input", { name: "prefix", type: "search", autocomplete: "off" })),
+    field("Message with", h("input", { name: "text", type: "search", placeholder: "words of it", autocomplete: "off" })),
     field("Label", h("input", { name: "label", type: "search", placeholder: "key=value", autocomplete: "off" })),
     field("Order", select("order", [["", "name"], ["latest", "latest change first"]])), h("button", { type: "submit" }, "Show"));
   restoreForm(form, query);
   const rows = h("div");
   show(place, form, rows);
-  const open = !namespace ? null : paged(rows, async (pageToken) => {
+  const { text } = form.elements;
+  const list = (pageToken) => {
     const { prefix, label, order } = form.elements;
     const [key, value] = label.value.match(/^([^=]+)=(.*)$/s)?.slice(1) ?? [];
     const labels = key ? { [key.trim()]: value } : {};
     const request = { namespace, namePrefix: prefix.value.trim(), labels, latestFirst: order.value === "latest", pageSize: PAGE_SIZE, pageToken };
-    const answer = await call("ConversationService/ListConversations", request, signal);
+    return call("ConversationService/ListConversations", request, signal);
+  };
+  const open = !namespace ? null : paged(rows, async (pageToken) => {
+    if (text.value.trim()) return findMessages(namespace, list, text.value.trim().toLowerCase(), pageToken, signal);
+    const answer = await list(pageToken);
     return { rows: answer.conversations ?? [], next: answer.nextPageToken };
-  }, (found) => drawList(namespace, found, form.elements));
+  }, (found, { calls, next }) => (calls ? drawFound(namespace, found, next) : drawList(namespace, found, form.elements)));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (input.value.trim() !== namespace) { location.hash = link("conversations", input.value.trim()); return; }
@@ -60,6 +68,32 @@ async function showList(place, asked, query, signal) {
   });
   if (!open) return show(rows, h("p", { class: "empty" }, "There is no conversation. AppendMessage begins one."));
   return open();
+}
+
+/** Reads the messages of the listed conversations until a page is found. The token names the next conversation and page. */
+async function findMessages(namespace, list, text, pageToken, signal) {
+  const rows = [];
+  let [listed = "", place = "0", page = ""] = pageToken.split("|");
+  for (let calls = 1; ; place = "0") {
+    const { conversations = [], nextPageToken = "" } = await list(listed);
+    for (let at = Number(place); at < conversations.length; at += 1) {
+      const { name } = conversations[at];
+      do {
+        const answer = await call("ConversationService/ListMessages", { namespace, conversation: name, pageSize: PAGE_SIZE, pageToken: page }, signal);
+        rows.push(...(answer.messages ?? []).filter((one) => `${one.content ?? ""}\n${one.body ?? ""}`.toLowerCase().includes(text)).map((one) => ({ ...one, conversation: name })));
+        page = answer.nextPageToken ?? "";
+        calls += 1;
+        if (rows.length >= FOUND_MAX || calls >= CALLS_MAX) return { rows, calls, next: page ? `${listed}|${at}|${page}` : `${listed}|${at + 1}|` };
+      } while (page);
+    }
+    if (!nextPageToken) return { rows, calls, next: "" };
+    listed = nextPageToken;
+  }
+}
+
+function drawFound(namespace, found, next) {
+  if (!found.length) return h("p", { class: "empty" }, next ? "No message here has these words. Next searches on." : "No message has these words.");
+  return h("ol", { class: "timeline" }, found.map((one) => entry(one, h("p", { class: "meta" }, h("a", { href: link("conversations", namespace, one.conversation) }, given(one.conversation))))));
 }
 
 function drawList(namespace, found, { prefix, label }) {
@@ -101,11 +135,11 @@ async function lastNumber(talk, signal) {
   }
 }
 
-function entry(message) {
+function entry(message, where = null) {
   const receiver = message.receiver ? [" → ", given(message.receiver)] : "";
   const outcome = message.success === undefined ? null : h("span", { class: `mark${message.success ? "" : " warn"}` }, message.success ? "success" : "failed");
   return h("li", null, h("div", { class: "when" }, time(message.createTime, false), h("br"), h("span", { class: "quiet" }, `no. ${count(message.number)}`)),
-    h("div", null, h("b", null, given(message.sender || message.name || message.role), receiver), " ", clipped(message.content ?? ""),
+    h("div", null, where, h("b", null, given(message.sender || message.name || message.role), receiver), " ", clipped(message.content ?? ""),
       message.body !== undefined && h("p", null, h("code", null, clipped(message.body))),
       h("p", { class: "quiet meta" }, message.role && [given(message.role), " "], message.rounds && `round ${count(message.rounds)} `,
         message.modelName && [given(message.modelName), " "], outcome)));
@@ -118,7 +152,7 @@ async function follow(list, state, talk, afterNumber, signal) {
     for await (const message of sharedStream("ConversationService/WatchMessages", request, signal, ({ messages = [] }) => !messages.length)) {
       show(state, message.completed ? "The conversation is completed." : "live");
       const messages = message.messages ?? [];
-      append(list, messages.map(entry));
+      append(list, messages.map((one) => entry(one)));
       if (messages.length) seen = messages.at(-1).number;
       while (list.children.length > LIVE_MAX) list.firstChild.remove();
     }
