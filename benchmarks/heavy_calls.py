@@ -283,6 +283,11 @@ ARGUMENTS: dict[str, Arguments] = {
     "GetState": lambda world: conversations.GetStateRequest(
         namespace=world.namespace, scope=conversations.STATE_SCOPE_APP, name="app"
     ),
+    "GetStates": lambda world: conversations.GetStatesRequest(
+        namespace=world.namespace,
+        keys=[conversations.StateKey(scope=conversations.STATE_SCOPE_APP, name="app")]
+        + [conversations.StateKey(scope=conversations.STATE_SCOPE_USER, name=f"user-{n}") for n in range(PAGE_MAX - 1)],
+    ),
     "SetState": lambda world: conversations.SetStateRequest(
         namespace=world.namespace,
         scope=conversations.STATE_SCOPE_APP,

@@ -97,6 +97,14 @@ func (c *Conversation) Message(ctx context.Context, number int64) (*v1.Conversat
 	return answer.GetMessage(), err
 }
 
+// MessageByID returns the message with that ClientId.
+func (c *Conversation) MessageByID(ctx context.Context, clientID string) (*v1.ConversationMessage, error) {
+	answer, err := c.client.Conversations.GetMessage(ctx, &v1.GetMessageRequest{
+		Namespace: c.Namespace, Conversation: c.Name, ClientId: clientID,
+	})
+	return answer.GetMessage(), err
+}
+
 // LastMessage returns the last message.
 func (c *Conversation) LastMessage(ctx context.Context) (*v1.ConversationMessage, error) {
 	answer, err := c.client.Conversations.GetLastMessage(ctx, &v1.GetLastMessageRequest{
@@ -136,9 +144,17 @@ func (c *Conversation) Truncate(ctx context.Context, fromNumber int64) (int64, e
 	})
 }
 
+// Remove deletes the messages that request names, on its condition LastNumber.
+func (c *Conversation) Remove(
+	ctx context.Context, request *v1.RemoveMessagesRequest,
+) (*v1.RemoveMessagesResponse, error) {
+	named := proto.CloneOf(request)
+	named.Namespace, named.Conversation = c.Namespace, c.Name
+	return c.client.Conversations.RemoveMessages(ctx, named)
+}
+
 func (c *Conversation) remove(ctx context.Context, request *v1.RemoveMessagesRequest) (int64, error) {
-	request.Namespace, request.Conversation = c.Namespace, c.Name
-	answer, err := c.client.Conversations.RemoveMessages(ctx, request)
+	answer, err := c.Remove(ctx, request)
 	return answer.GetRemoved(), err
 }
 
@@ -146,6 +162,15 @@ func (c *Conversation) remove(ctx context.Context, request *v1.RemoveMessagesReq
 func (c *Conversation) PopMessage(ctx context.Context) (*v1.ConversationMessage, error) {
 	answer, err := c.client.Conversations.PopMessage(ctx, &v1.PopMessageRequest{
 		Namespace: c.Namespace, Conversation: c.Name,
+	})
+	return answer.GetMessage(), err
+}
+
+// PopMessageAt deletes the last message and returns it if lastNumber is its number. Otherwise the error has the reason
+// ETAG_MISMATCH.
+func (c *Conversation) PopMessageAt(ctx context.Context, lastNumber int64) (*v1.ConversationMessage, error) {
+	answer, err := c.client.Conversations.PopMessage(ctx, &v1.PopMessageRequest{
+		Namespace: c.Namespace, Conversation: c.Name, LastNumber: &lastNumber,
 	})
 	return answer.GetMessage(), err
 }
@@ -193,6 +218,68 @@ func (c *Conversation) Delete(ctx context.Context) (int64, error) {
 		Namespace: c.Namespace, Conversation: c.Name,
 	})
 	return answer.GetMessages(), err
+}
+
+// DeleteAt deletes it if lastNumber is the number of its last message (0: there is none). Otherwise the error has the
+// reason ETAG_MISMATCH.
+func (c *Conversation) DeleteAt(ctx context.Context, lastNumber int64) (int64, error) {
+	answer, err := c.client.Conversations.DeleteConversation(ctx, &v1.DeleteConversationRequest{
+		Namespace: c.Namespace, Conversation: c.Name, LastNumber: &lastNumber,
+	})
+	return answer.GetMessages(), err
+}
+
+// WriteTogether does the writes in one transaction, all or none, and returns the result of each. memory is the one that
+// fragments are put into; empty without them.
+func (c *Client) WriteTogether(
+	ctx context.Context, namespace, memory string, writes ...*v1.TransactionWrite,
+) ([]*v1.TransactionResult, error) {
+	answer, err := c.Conversations.WriteTogether(ctx, &v1.WriteTogetherRequest{
+		Namespace: namespace, Memory: memory, Writes: writes,
+	})
+	return answer.GetResults(), err
+}
+
+// State returns a state document. If there is none, the error has the reason CONVERSATION_NOT_FOUND.
+func (c *Client) State(ctx context.Context, namespace string, scope v1.StateScope, name string) (*v1.State, error) {
+	answer, err := c.Conversations.GetState(ctx, &v1.GetStateRequest{Namespace: namespace, Scope: scope, Name: name})
+	return answer.GetState(), err
+}
+
+// States returns those of the state documents that exist, in the order of keys, at most 1,000 a call.
+func (c *Client) States(ctx context.Context, namespace string, keys ...*v1.StateKey) ([]*v1.State, error) {
+	var found []*v1.State
+	for len(keys) > 0 {
+		asked := keys[:min(len(keys), statesMax)]
+		answer, err := c.Conversations.GetStates(ctx, &v1.GetStatesRequest{Namespace: namespace, Keys: asked})
+		if err != nil {
+			return nil, err
+		}
+		found = append(found, answer.GetStates()...)
+		keys = keys[max(1, int(answer.GetAnswered())):]
+	}
+	return found, nil
+}
+
+// statesMax is how many state documents one call reads.
+const statesMax = 1000
+
+// SetState writes the state document that request names, on its condition Etag or Absent; otherwise the error has the
+// reason ETAG_MISMATCH. The answer has no document.
+func (c *Client) SetState(ctx context.Context, request *v1.SetStateRequest) (*v1.State, error) {
+	answer, err := c.Conversations.SetState(ctx, request)
+	return answer.GetState(), err
+}
+
+// DeleteState deletes a state document, and returns whether there was one. If etag is neither empty nor the present one,
+// the error has the reason ETAG_MISMATCH.
+func (c *Client) DeleteState(
+	ctx context.Context, namespace string, scope v1.StateScope, name, etag string,
+) (bool, error) {
+	answer, err := c.Conversations.DeleteState(ctx, &v1.DeleteStateRequest{
+		Namespace: namespace, Scope: scope, Name: name, Etag: etag,
+	})
+	return answer.GetDeleted(), err
 }
 
 // pages calls next until it returns no token, and yields the entries of its pages.

@@ -33,6 +33,7 @@ class _Files:
         self._blocks = self._client.memory(memory).blocks
 
     async def view(self, command: Any) -> str:
+        """Shows a file with line numbers, or what a folder has."""
         path = _checked_path(command.path)
         files = await self._read_all()
         if path in files:
@@ -56,6 +57,7 @@ class _Files:
         return "\n".join([title, *lines])
 
     async def create(self, command: Any) -> str:
+        """Creates a file."""
         path = _checked_path(command.path)
         files = await self._read_all()
         if not path or path in files or any(_is_inside(name, path) or _is_inside(path, name) for name in files):
@@ -64,6 +66,7 @@ class _Files:
         return f"File created successfully at: {command.path}"
 
     async def str_replace(self, command: Any) -> str:
+        """Replaces a text that occurs once."""
         old, new = command.old_str, command.new_str
 
         def edit(text: str) -> str:
@@ -87,6 +90,8 @@ class _Files:
         return f"The memory file has been edited. Here is the snippet showing the change (with line numbers):\n{shown}"
 
     async def insert(self, command: Any) -> str:
+        """Inserts lines after a line."""
+
         def edit(text: str) -> str:
             lines = text.removesuffix("\n").split("\n") if text else []
             if not 0 <= command.insert_line <= len(lines):
@@ -101,6 +106,7 @@ class _Files:
         return f"The file {command.path} has been edited."
 
     async def delete(self, command: Any) -> str:
+        """Deletes a file or folder."""
         path = _checked_path(command.path)
         if not path:
             raise ToolError("Cannot delete the /memories directory itself")
@@ -112,6 +118,7 @@ class _Files:
         return f"Successfully deleted {command.path}"
 
     async def rename(self, command: Any) -> str:
+        """Renames a file or folder."""
         old, new = _checked_path(command.old_path), _checked_path(command.new_path)
         if not old:
             raise ToolError("Cannot rename the /memories directory itself")
@@ -126,7 +133,8 @@ class _Files:
             await self._blocks.delete(memory_name(name), etag=block.etag)
         return f"Successfully renamed {command.old_path} to {command.new_path}"
 
-    async def clear(self) -> str:
+    async def clear_all_memory(self) -> str:
+        """Deletes all files."""
         for name in await self._read_all():
             await self._blocks.delete(memory_name(name))
         return "All memory cleared"
@@ -204,43 +212,15 @@ class MemstreamMemoryTool(BetaAbstractMemoryTool):
 
     def clear_all_memory(self) -> str:
         """Deletes all files."""
-        return LOOP.run(self._files.clear())
+        return LOOP.run(self._files.clear_all_memory())
 
 
-class AsyncMemstreamMemoryTool(BetaAsyncAbstractMemoryTool):
+class AsyncMemstreamMemoryTool(_Files, BetaAsyncAbstractMemoryTool):
     """The same for `AsyncAnthropic()`."""
 
     def __init__(self, client: AnyClient, memory: str, **options: Any) -> None:
-        super().__init__(**options)
-        self._files = _Files(client, memory)
-
-    async def view(self, command: Any) -> str:
-        """Shows a file with line numbers, or what a folder has."""
-        return await self._files.view(command)
-
-    async def create(self, command: Any) -> str:
-        """Creates a file."""
-        return await self._files.create(command)
-
-    async def str_replace(self, command: Any) -> str:
-        """Replaces a text that occurs once."""
-        return await self._files.str_replace(command)
-
-    async def insert(self, command: Any) -> str:
-        """Inserts lines after a line."""
-        return await self._files.insert(command)
-
-    async def delete(self, command: Any) -> str:
-        """Deletes a file or folder."""
-        return await self._files.delete(command)
-
-    async def rename(self, command: Any) -> str:
-        """Renames a file or folder."""
-        return await self._files.rename(command)
-
-    async def clear_all_memory(self) -> str:
-        """Deletes all files."""
-        return await self._files.clear()
+        _Files.__init__(self, client, memory)
+        BetaAsyncAbstractMemoryTool.__init__(self, **options)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Self, Unpack
 
 from memstream.answer_codec import answer_from_wire
 from memstream.answer_values import Answer
-from memstream.argument_types import Count, KeepaliveSeconds, Seconds, Several
+from memstream.argument_types import Count, Items, KeepaliveSeconds, Seconds, Several
 from memstream.arguments import check_arguments, check_methods
 from memstream.backoff import Backoff, Retry
 from memstream.channel import (
@@ -43,7 +43,7 @@ from memstream.resource_codec import (
     server_status_from_wire,
 )
 from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo, ServerStatus
-from memstream.states import State, StateScope, delete_state, get_state
+from memstream.states import State, StateKey, StateScope, delete_state, get_state, get_states
 from memstream.transactions import SetState, TransactionResult, TransactionWrite, set_state, write_together
 from memstream.transfer import ExportPart, Source, export_parts, import_source
 from memstream.v1 import conversation_service_pb2, operation_service_pb2, server_service_pb2, stream_service_pb2
@@ -243,6 +243,11 @@ class Client:
         """The state document of an app, a user or a session. Raises ConversationNotFound when there is none."""
         return await get_state(self._link, namespace, scope, name)
 
+    async def get_states(self, namespace: str, keys: Items[StateKey]) -> dict[StateKey, State]:
+        """State documents in one read, by key: those that exist. Of one moment, unless they are larger than a page
+        (2 MiB) together."""
+        return await get_states(self._link, namespace, keys)
+
     async def set_state(
         self,
         namespace: str,
@@ -258,9 +263,10 @@ class Client:
         """
         return await set_state(self._link, namespace, SetState(scope, name, document, etag, absent))
 
-    async def delete_state(self, namespace: str, scope: StateScope, name: str) -> bool:
-        """Deletes a state document, and returns whether there was one."""
-        return await delete_state(self._link, namespace, scope, name)
+    async def delete_state(self, namespace: str, scope: StateScope, name: str, *, etag: str = "") -> bool:
+        """Deletes a state document, and returns whether there was one. Raises EtagMismatch unless `etag`, if it is not
+        empty, is the present one."""
+        return await delete_state(self._link, namespace, scope, name, etag)
 
     async def write_together(
         self, namespace: str, writes: Several[TransactionWrite], *, memory: str = ""

@@ -140,9 +140,11 @@ class Conversation:
             if not left:
                 return
 
-    async def message(self, number: Position) -> Message:
-        """The message with that number. Raises ConversationNotFound when there is none."""
-        request = pb.GetMessageRequest(namespace=self.namespace, conversation=self.name, number=number)
+    async def message(self, number: Position = 0, *, client_id: str = "") -> Message:
+        """The message with that number, or with your id. Raises ConversationNotFound when there is none."""
+        request = pb.GetMessageRequest(
+            namespace=self.namespace, conversation=self.name, number=number, client_id=client_id
+        )
         return message_from_wire((await self._link.call(self._link.conversations.GetMessage, request)).message)
 
     async def last_message(self) -> Message:
@@ -174,21 +176,29 @@ class Conversation:
         request.namespace, request.request_id = self.namespace, new_request_id()
         return message_from_wire((await self._link.call(self._link.conversations.ReplaceMessage, request)).message)
 
-    async def remove_messages(self, numbers: Several[Position]) -> int:
-        """Deletes these messages. Raises ConversationNotFound, and deletes none, when one is not there."""
-        return await self._remove(pb.RemoveMessagesRequest(numbers=pb.MessageNumbers(numbers=list(numbers))))
+    async def remove_messages(self, numbers: Several[Position], *, last_number: Position | None = None) -> int:
+        """Deletes these messages. Raises ConversationNotFound, and deletes none, when one is not there.
 
-    async def remove_oldest(self, count: Position) -> int:
-        """Deletes the oldest messages, so many or all, and returns how many."""
-        return await self._remove(pb.RemoveMessagesRequest(oldest=count))
+        last_number: raises EtagMismatch, and deletes nothing, unless this is the number of the last message (0: there
+        is none)."""
+        which = pb.MessageNumbers(numbers=list(numbers))
+        return await self._remove(pb.RemoveMessagesRequest(numbers=which, last_number=last_number))
 
-    async def truncate(self, from_number: Position) -> int:
-        """Deletes the message with that number and all after it, and returns how many."""
-        return await self._remove(pb.RemoveMessagesRequest(from_number=from_number))
+    async def remove_oldest(self, count: Position, *, last_number: Position | None = None) -> int:
+        """Deletes the oldest messages, so many or all, and returns how many. `last_number`: as in remove_messages."""
+        return await self._remove(pb.RemoveMessagesRequest(oldest=count, last_number=last_number))
 
-    async def pop_message(self) -> Message:
-        """Deletes the last message and returns it. Raises ConversationNotFound when there is none."""
-        request = pb.PopMessageRequest(namespace=self.namespace, conversation=self.name, request_id=new_request_id())
+    async def truncate(self, from_number: Position, *, last_number: Position | None = None) -> int:
+        """Deletes the message with that number and all after it, and returns how many. `last_number`: as in
+        remove_messages."""
+        return await self._remove(pb.RemoveMessagesRequest(from_number=from_number, last_number=last_number))
+
+    async def pop_message(self, *, last_number: Position | None = None) -> Message:
+        """Deletes the last message and returns it. Raises ConversationNotFound when there is none. `last_number`: as in
+        remove_messages."""
+        request = pb.PopMessageRequest(
+            namespace=self.namespace, conversation=self.name, request_id=new_request_id(), last_number=last_number
+        )
         return message_from_wire((await self._link.call(self._link.conversations.PopMessage, request)).message)
 
     async def _remove(self, request: pb.RemoveMessagesRequest) -> int:
@@ -223,10 +233,11 @@ class Conversation:
         answer = await self._link.call(self._link.conversations.UpdateConversation, request)
         return conversation_from_wire(answer.conversation)
 
-    async def delete(self) -> int:
-        """Deletes it with messages, plans and state; returns how many messages it had."""
+    async def delete(self, *, last_number: Position | None = None) -> int:
+        """Deletes it with messages, plans and state; returns how many messages it had. `last_number`: as in
+        remove_messages."""
         request = pb.DeleteConversationRequest(
-            namespace=self.namespace, conversation=self.name, request_id=new_request_id()
+            namespace=self.namespace, conversation=self.name, request_id=new_request_id(), last_number=last_number
         )
         return (await self._link.call(self._link.conversations.DeleteConversation, request)).messages
 

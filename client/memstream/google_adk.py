@@ -6,7 +6,6 @@ memory of the namespace. State documents hold the state of app, user and session
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from memstream.errors import ConversationNotFound, EtagMismatch, FragmentNotFoun
 from memstream.frameworks import AnyClient, asynchronous, framework, write_json
 from memstream.listed_values import ConversationSummary
 from memstream.names import memory_name
-from memstream.states import StateScope
+from memstream.states import StateKey, StateScope
 from memstream.transactions import AppendMessages, SetState, TransactionWrite, UpdateConversation
 from memstream.values import Observation, Role
 
@@ -41,11 +40,10 @@ with framework("google-adk"):
     )
     from google.genai import types
 
-CALLS_MAX = 16
-"""Calls in flight for one list of sessions."""
 ATTEMPTS_MAX = 10
 """Of a write whose state documents another session of the user or app changes at the same time."""
 _SESSION, _USER = "session", "user"
+_States = dict[StateKey, tuple[dict[str, Any], str | None]]
 _PREFIXES = {StateScope.APP: State.APP_PREFIX, StateScope.USER: State.USER_PREFIX, StateScope.SESSION: ""}
 
 
@@ -70,20 +68,20 @@ class MemstreamSessionService(BaseSessionService):
         labels = {_USER: user_id, _SESSION: id_}
         make = UpdateConversation(talk.name, labels, absent=True)
         try:
-            await self._write(app_name, user_id, talk, [make], state or {}, is_new=True)
+            await self._write(app_name, user_id, talk, [make], state or {})
         except MemoryExists:
             raise AlreadyExistsError(f"Session with id {id_} already exists.") from None
-        return await self._read(app_name, user_id, id_, await talk.describe())
+        (session,) = await self._read(app_name, [await talk.describe()])
+        return session
 
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
     ) -> Session | None:
         """A session with its events and the states of app, user and session; None if there is none."""
-        id_ = session_id.strip()
-        talk = self._talk(app_name, user_id, id_)
+        talk = self._talk(app_name, user_id, session_id.strip())
         try:
             summary = await talk.describe()
-            session = await self._read(app_name, user_id, id_, summary)
+            (session,) = await self._read(app_name, [summary])
             session.events = await _read_events(talk, summary.last_number, config or GetSessionConfig())
         except ConversationNotFound:
             return None
@@ -94,13 +92,7 @@ class MemstreamSessionService(BaseSessionService):
         labels = None if user_id is None else {_USER: user_id}
         listed = self._client.list_conversations(_namespace(app_name), labels=labels, latest_first=True)
         found = [one async for one in listed if one.labels.keys() >= {_SESSION, _USER}]
-        free = asyncio.Semaphore(CALLS_MAX)
-
-        async def read(one: ConversationSummary) -> Session:
-            async with free:
-                return await self._read(app_name, one.labels[_USER], one.labels[_SESSION], one)
-
-        return ListSessionsResponse(sessions=list(await asyncio.gather(*map(read, reversed(found)))))
+        return ListSessionsResponse(sessions=await self._read(app_name, found[::-1]))
 
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
         """Deletes a session with its events and state."""
@@ -111,7 +103,8 @@ class MemstreamSessionService(BaseSessionService):
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """A user's state; the keys have no prefix."""
-        return (await self._state(app_name, StateScope.USER, user_id))[0]
+        key = StateKey(StateScope.USER, user_id)
+        return (await self._states(app_name, [key]))[key][0]
 
     async def append_event(self, session: Session, event: Event) -> Event:
         """Appends an event, and writes what it changes in the states, in one transaction."""
@@ -144,13 +137,13 @@ class MemstreamSessionService(BaseSessionService):
         digest = blake2b(json.dumps([user_id, session_id]).encode(), digest_size=16).hexdigest()
         return self._client.conversation(f"{_namespace(app_name)}/session-{digest}")
 
-    async def _state(self, app_name: str, scope: StateScope, name: str) -> tuple[dict[str, Any], str | None]:
-        """A state and its etag."""
-        try:
-            found = await self._client.get_state(_namespace(app_name), scope, name)
-        except ConversationNotFound:
-            return {}, None
-        return json.loads(found.document), found.etag
+    async def _states(
+        self, app_name: str, keys: Sequence[StateKey]
+    ) -> dict[StateKey, tuple[dict[str, Any], str | None]]:
+        """States and their etags."""
+        found = await self._client.get_states(_namespace(app_name), keys)
+        read = {key: (json.loads(state.document), state.etag) for key, state in found.items()}
+        return {key: read.get(key, ({}, None)) for key in keys}
 
     async def _write(
         self,
@@ -159,20 +152,16 @@ class MemstreamSessionService(BaseSessionService):
         talk: Conversation,
         writes: Sequence[TransactionWrite],
         delta: Mapping[str, Any],
-        is_new: bool = False,
     ) -> Sequence[Any]:
         """Writes, with what changes in the states of app, user and session, all or nothing."""
         changes = extract_json_safe_state_delta(dict(delta))
-        names = {StateScope.APP: app_name, StateScope.USER: user_id, StateScope.SESSION: talk.name}
+        keys = [key for key in _keys(app_name, user_id, talk.name) if changes[key.scope.value]]
         append = next((one for one in writes if isinstance(one, AppendMessages)), None)
         for attempt in range(ATTEMPTS_MAX):
             states: list[TransactionWrite] = []
-            for scope, name in names.items():
-                if changes[scope.value]:
-                    is_fresh = is_new and scope is StateScope.SESSION
-                    known, etag = ({}, None) if is_fresh else await self._state(app_name, scope, name)
-                    document = write_json("state", known | changes[scope.value])
-                    states.append(SetState(scope, name, document, etag, absent=etag is None))
+            for key, (known, etag) in (await self._states(app_name, keys)).items():
+                document = write_json("state", known | changes[key.scope.value])
+                states.append(SetState(key.scope, key.name, document, etag, absent=etag is None))
             try:
                 return await self._client.write_together(_namespace(app_name), [*writes, *states])
             except EtagMismatch:
@@ -182,24 +171,23 @@ class MemstreamSessionService(BaseSessionService):
                     raise
         raise AssertionError("unreachable")
 
-    async def _read(self, app_name: str, user_id: str, id_: str, summary: ConversationSummary) -> Session:
-        """A session without events."""
-        names = {StateScope.APP: app_name, StateScope.USER: user_id, StateScope.SESSION: summary.name}
-        found = await asyncio.gather(*(self._state(app_name, scope, name) for scope, name in names.items()))
-        state = {
-            _PREFIXES[scope] + key: value
-            for scope, (values, _) in zip(names, found, strict=True)
-            for key, value in values.items()
-        }
-        session = Session(
-            app_name=app_name,
-            user_id=user_id,
-            id=id_,
-            state=state,
-            last_update_time=summary.update_time.timestamp(),
-        )
-        session._storage_update_marker = str(summary.last_number)
-        return session
+    async def _read(self, app_name: str, listed: Sequence[ConversationSummary]) -> list[Session]:
+        """Sessions without events."""
+        keys = {one.name: _keys(app_name, one.labels[_USER], one.name) for one in listed}
+        found = await self._states(app_name, list({key for some in keys.values() for key in some}))
+        sessions: list[Session] = []
+        for one in listed:
+            states = [(key.scope, found[key][0]) for key in keys[one.name]]
+            session = Session(
+                app_name=app_name,
+                user_id=one.labels[_USER],
+                id=one.labels[_SESSION],
+                state={_PREFIXES[scope] + name: value for scope, state in states for name, value in state.items()},
+                last_update_time=one.update_time.timestamp(),
+            )
+            session._storage_update_marker = str(one.last_number)
+            sessions.append(session)
+        return sessions
 
 
 class MemstreamMemoryService(BaseMemoryService):
@@ -310,6 +298,11 @@ def _namespace(app_name: str) -> str:
 
 def _memory(app_name: str, user_id: str) -> str:
     return f"{_namespace(app_name)}/{memory_name(user_id)}"
+
+
+def _keys(app_name: str, user_id: str, talk: str) -> list[StateKey]:
+    names = {StateScope.APP: app_name, StateScope.USER: user_id, StateScope.SESSION: talk}
+    return [StateKey(scope, name) for scope, name in names.items()]
 
 
 def _raise_stale() -> NoReturn:

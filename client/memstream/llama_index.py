@@ -11,6 +11,7 @@ from memstream.errors import ConversationNotFound, MemoryNotFound
 from memstream.frameworks import AnyClient, asynchronous, framework, split_for_calls
 from memstream.names import memory_name, user_id_of
 from memstream.sync.loop import LOOP
+from memstream.transactions import AppendMessages, RemoveMessages, TransactionWrite
 from memstream.values import Observation, Role
 
 with framework("llama-index-core"):
@@ -39,12 +40,18 @@ class MemstreamChatStore(BaseChatStore):
         return "MemstreamChatStore"
 
     async def aset_messages(self, key: str, messages: list[ChatMessage]) -> None:
-        """Replaces all messages. Stores the new ones before it deletes the old ones, so that a crash loses none."""
-        talk = self._talk(key)
-        old = [message.number async for message in self._listed(key, bodies=False)]
-        await self._append(key, messages)
-        if old:
-            await talk.remove_messages(old)
+        """Replaces all messages in one transaction; if they are too many for one call, it stores the others before."""
+        talk, parts = self._talk(key), await split_for_calls(self._client, [_written(one) for one in messages])
+        old = (await talk.update(create=True)).message_count
+        for part in parts[:-1]:
+            await talk.append_messages(part)
+        writes: list[TransactionWrite] = [AppendMessages(talk.name, part) for part in parts[-1:]]
+        if old and len(parts) < 2:
+            writes.insert(0, RemoveMessages(talk.name, from_number=1))
+        if writes:
+            await self._client.write_together(self.namespace, writes)
+        if old and len(parts) > 1:
+            await talk.remove_oldest(old)
 
     async def aget_messages(self, key: str) -> list[ChatMessage]:
         """The messages of a key."""
@@ -126,9 +133,12 @@ class MemstreamChatStore(BaseChatStore):
             return
 
     async def _append(self, key: str, messages: list[ChatMessage]) -> None:
-        given = [NewMessage(role=message.role.value, body=message.model_dump_json()) for message in messages]
-        for part in await split_for_calls(self._client, given):
+        for part in await split_for_calls(self._client, [_written(message) for message in messages]):
             await self._talk(key).append_messages(part)
+
+
+def _written(message: ChatMessage) -> NewMessage:
+    return NewMessage(role=message.role.value, body=message.model_dump_json())
 
 
 class MemstreamMemoryBlock(BaseMemoryBlock[str]):

@@ -139,11 +139,14 @@ from memstream.resources import (
 )
 from memstream.sent import Sent, Stored
 from memstream.standing import AnswerChange, StandingQuery
-from memstream.states import State, StateScope
+from memstream.states import State, StateKey, StateScope
 from memstream.times import read_time
 from memstream.transactions import (
     AppendMessages,
+    DeleteConversation,
+    DeleteState,
     PutFragment,
+    RemoveMessages,
     ReplaceMessage,
     SetState,
     TransactionResult,
@@ -221,6 +224,8 @@ __all__ = [
     "CursorCompacted",
     "CursorVoid",
     "DeadlineExceeded",
+    "DeleteConversation",
+    "DeleteState",
     "DifferenceType",
     "EmbeddingModel",
     "EtagMismatch",
@@ -314,6 +319,7 @@ __all__ = [
     "Refused",
     "Rejected",
     "Related",
+    "RemoveMessages",
     "ReplaceMessage",
     "Replay",
     "ReplayDifference",
@@ -346,6 +352,7 @@ __all__ = [
     "SimilarityRule",
     "StandingQuery",
     "State",
+    "StateKey",
     "StateScope",
     "StorageFull",
     "Stored",

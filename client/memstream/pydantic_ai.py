@@ -17,7 +17,14 @@ from memstream.errors import ConversationNotFound, EtagMismatch, MemoryExists
 from memstream.frameworks import AnyClient, asynchronous, framework, split_for_calls
 from memstream.names import memory_name
 from memstream.states import StateScope
-from memstream.transactions import AppendMessages, SetState, TransactionWrite, UpdateConversation
+from memstream.transactions import (
+    AppendMessages,
+    DeleteConversation,
+    DeleteState,
+    SetState,
+    TransactionWrite,
+    UpdateConversation,
+)
 
 with framework("pydantic-ai-slim"):
     from pydantic import TypeAdapter
@@ -30,7 +37,6 @@ with framework("pydantic-ai-slim"):
     )
 
 _RECORDS: TypeAdapter[ConversationRecord] = TypeAdapter(ConversationRecord)
-_DELETED = "null"
 """A record whose conversation is about to be deleted: a save at the same time then fails."""
 KNOWN_MAX = 10_000
 """Entries of which a store remembers the conversation: those that its last records named."""
@@ -110,8 +116,8 @@ class MemstreamConversationStore(ConversationStore):
         if stored is None or stored.revision != expected_revision:
             raise ConversationConflict(conversation_id)
         try:
-            await self._client.set_state(self._namespace, StateScope.SESSION, talk.name, _DELETED, etag=etag)
-            await talk.delete()
+            gone = DeleteState(StateScope.SESSION, talk.name, etag or "")
+            await self._client.write_together(self._namespace, [gone, DeleteConversation(talk.name)])
         except (ConversationNotFound, EtagMismatch):
             raise ConversationConflict(conversation_id) from None
 
@@ -146,8 +152,6 @@ class MemstreamConversationStore(ConversationStore):
             state = await self._client.get_state(self._namespace, StateScope.SESSION, name)
         except ConversationNotFound:
             return None, None
-        if state.document == _DELETED:
-            return None, state.etag
         found = json.loads(state.document)
         id_ = found.get("conversation_id") if isinstance(found, dict) else None
         # Copied with a history and not yet replaced, or of another program.
@@ -168,12 +172,9 @@ class MemstreamConversationStore(ConversationStore):
     async def _find_number(self, talk: Conversation, entry_id: str | None) -> int:
         """The number of an entry's message; 0 if it is not there."""
         try:
-            async for message in talk.messages(newest_first=True, bodies=False):
-                if message.client_id == entry_id:
-                    return message.number
+            return (await talk.message(client_id=entry_id)).number if entry_id else 0
         except ConversationNotFound:
-            pass
-        return 0
+            return 0
 
     async def _has_entry(self, talk: Conversation, entry_id: str | None) -> bool:
         return await self._find_number(talk, entry_id) > 0

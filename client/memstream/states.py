@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from memstream.argument_types import Items
+from memstream.arguments import check_fields, checked_items
 from memstream.channel import Link, new_request_id
 from memstream.v1 import conversation_service_pb2 as pb
 from memstream.wiretypes import members_by_number, optional_timestamp_from_wire
@@ -19,7 +21,10 @@ class StateScope(StrEnum):
     SESSION = "session"
 
 
-_SCOPES = {scope: number for number, scope in members_by_number(StateScope, pb.StateScope.DESCRIPTOR).items()}
+_MEMBERS = members_by_number(StateScope, pb.StateScope.DESCRIPTOR)
+_SCOPES = {scope: number for number, scope in _MEMBERS.items()}
+_KEYS_MAX = 1_000
+"""Of one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +47,39 @@ def state_from_wire(wire: pb.State, document: str | None = None) -> State:
     return State(text, wire.etag, optional_timestamp_from_wire(wire.update_time, wire.HasField("update_time")))
 
 
+@check_fields
+@dataclass(frozen=True, slots=True)
+class StateKey:
+    """A state document of a namespace by its place."""
+
+    scope: StateScope
+    name: str
+
+
 async def get_state(link: Link, namespace: str, scope: StateScope, name: str) -> State:
     """Reads a state document."""
     request = pb.GetStateRequest(namespace=namespace, scope=scope_to_wire(scope), name=name)
     return state_from_wire((await link.call(link.conversations.GetState, request)).state)
 
 
-async def delete_state(link: Link, namespace: str, scope: StateScope, name: str) -> bool:
+async def get_states(link: Link, namespace: str, keys: Items[StateKey]) -> dict[StateKey, State]:
+    """Reads those that exist."""
+    left = list(checked_items("keys", keys, StateKey))
+    found: dict[StateKey, State] = {}
+    while left:
+        request = pb.GetStatesRequest(
+            namespace=namespace,
+            keys=[pb.StateKey(scope=scope_to_wire(key.scope), name=key.name) for key in left[:_KEYS_MAX]],
+        )
+        answer = await link.call(link.conversations.GetStates, request)
+        found |= {StateKey(_MEMBERS[wire.scope], wire.name): state_from_wire(wire) for wire in answer.states}
+        left = left[max(1, answer.answered) :]
+    return found
+
+
+async def delete_state(link: Link, namespace: str, scope: StateScope, name: str, etag: str) -> bool:
     """Deletes a state document."""
     request = pb.DeleteStateRequest(
-        namespace=namespace, scope=scope_to_wire(scope), name=name, request_id=new_request_id()
+        namespace=namespace, scope=scope_to_wire(scope), name=name, etag=etag, request_id=new_request_id()
     )
     return (await link.call(link.conversations.DeleteState, request)).deleted

@@ -78,6 +78,38 @@ class SetState:
 
 @check_fields
 @dataclass(frozen=True, slots=True)
+class RemoveMessages:
+    """Deletes messages: `numbers`, the `oldest`, or all from a number; see Conversation.remove_messages. At most 1,000,
+    or all (`from_number` 1). The result is how many were deleted."""
+
+    conversation: str
+    numbers: Sequence[int] = ()
+    oldest: Position | None = None
+    from_number: Position | None = None
+    last_number: Position | None = None
+
+
+@check_fields
+@dataclass(frozen=True, slots=True)
+class DeleteConversation:
+    """See Conversation.delete. The result is how many messages it had."""
+
+    conversation: str
+    last_number: Position | None = None
+
+
+@check_fields
+@dataclass(frozen=True, slots=True)
+class DeleteState:
+    """See Client.delete_state. The result is whether there was one."""
+
+    scope: StateScope
+    name: str
+    etag: str = ""
+
+
+@check_fields
+@dataclass(frozen=True, slots=True)
 class PutFragment:
     """See Memory.put_fragment. The result is a Put."""
 
@@ -86,8 +118,17 @@ class PutFragment:
     absent: bool = False
 
 
-TransactionWrite: TypeAlias = AppendMessages | ReplaceMessage | UpdateConversation | SetState | PutFragment
-TransactionResult: TypeAlias = Appended | Message | ConversationSummary | State | Put
+TransactionWrite: TypeAlias = (
+    AppendMessages
+    | ReplaceMessage
+    | UpdateConversation
+    | SetState
+    | RemoveMessages
+    | DeleteConversation
+    | DeleteState
+    | PutFragment
+)
+TransactionResult: TypeAlias = Appended | Message | ConversationSummary | State | Put | int | bool
 
 
 async def write_together(
@@ -152,6 +193,17 @@ def state_to_wire(write: SetState) -> pb.SetStateRequest:
     return request
 
 
+def _removal_to_wire(write: RemoveMessages) -> pb.RemoveMessagesRequest:
+    request = pb.RemoveMessagesRequest(conversation=write.conversation, last_number=write.last_number)
+    if write.numbers:
+        request.numbers.numbers.extend(write.numbers)
+    if write.oldest is not None:
+        request.oldest = write.oldest
+    if write.from_number is not None:
+        request.from_number = write.from_number
+    return request
+
+
 async def set_state(link: Link, namespace: str, write: SetState) -> State:
     """Writes a state document."""
     request = state_to_wire(write)
@@ -169,6 +221,14 @@ def _write_to_wire(write: TransactionWrite, at: str) -> pb.TransactionWrite:
             return pb.TransactionWrite(update_conversation=update_to_wire(write))
         case SetState():
             return pb.TransactionWrite(set_state=state_to_wire(write))
+        case RemoveMessages():
+            return pb.TransactionWrite(remove_messages=_removal_to_wire(write))
+        case DeleteConversation():
+            gone = pb.DeleteConversationRequest(conversation=write.conversation, last_number=write.last_number)
+            return pb.TransactionWrite(delete_conversation=gone)
+        case DeleteState():
+            state = pb.DeleteStateRequest(scope=scope_to_wire(write.scope), name=write.name, etag=write.etag)
+            return pb.TransactionWrite(delete_state=state)
         case PutFragment():
             observation = observation_to_wire(write.observation)
             put = memory_service_pb2.PutFragmentRequest(observation=observation, etag=write.etag, absent=write.absent)
@@ -185,5 +245,11 @@ def _result_from_wire(write: TransactionWrite, wire: pb.TransactionResult) -> Tr
             return conversation_from_wire(wire.update_conversation.conversation)
         case SetState():
             return state_from_wire(wire.set_state.state, write.document)
+        case RemoveMessages():
+            return wire.remove_messages.removed
+        case DeleteConversation():
+            return wire.delete_conversation.messages
+        case DeleteState():
+            return wire.delete_state.deleted
         case PutFragment():
             return put_from_wire(wire.put_fragment)

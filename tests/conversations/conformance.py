@@ -300,6 +300,34 @@ class ConversationConformance:
         assert await store.list_states("comedy", ("app", "x"), 9) == []
         assert [await store.delete_state(app) for _ in range(2)] == [True, False]
 
+    async def test_states_are_read_together(self, store: SessionStore) -> None:
+        names = [StateName("comedy", StateScope.USER, name) for name in "abcd"]
+        made = [await store.set_state(name, b'"' + b"x" * 98 + b'"', None, 5) for name in names[:3]]
+        assert await store.get_states(names, 1_000) == [*made, None]
+        assert await store.get_states(names, 250) == made[:2]
+        assert await store.get_states(names[1:2], 1) == made[1:2]
+        assert await store.delete_state(names[0], made[0].version)
+        with pytest.raises(StateDiffers):
+            await store.delete_state(names[1], made[1].version + 1)
+        assert await store.get_states(names, 1_000) == [None, *made[1:], None]
+
+    async def test_large_states_are_one_document(self, journal: Store, store: SessionStore) -> None:
+        """They are written in parts, shared with a fork, replaced and deleted."""
+        mine, of_fork = (StateName("comedy", StateScope.SESSION, one.name) for one in (TALK, OTHER))
+        large, larger = (b'"' + fill * 300_000 + b'"' for fill in (b"x", b"y"))
+        first = await store.set_state(mine, large, 0, 5)
+        await store.fork_conversation(TALK, OTHER, None, 6)
+        with pytest.raises(StateDiffers):
+            await store.set_state(mine, larger, first.version + 1, 7)
+        await store.set_state(mine, larger, first.version, 8)
+        assert [(await store.get_state(name)).document for name in (mine, of_fork)] == [larger, large]
+        assert (await store.set_state(of_fork, larger, None, 9)).document == larger
+        assert await store.delete_conversation(TALK) == 0
+        assert (await store.get_state(of_fork)).document == larger
+        assert await store.delete_state(of_fork)
+        assert await store.delete_conversation(OTHER) == 0
+        assert await journal.read_bytes(["comedy"]) == {}
+
     async def test_erasing_a_user_leaves_no_answer(self, journal: Store, store: SessionStore) -> None:
         bob = ConversationChange((("user", "bob"),), allow_missing=True)
         await store.update_conversation(

@@ -59,6 +59,31 @@ async def test_acknowledged_messages_survive_kill(server: ServerProcess) -> None
         assert [plan.state async for plan in talk.plans()] == [PlanState.RETRYING]
 
 
+async def test_acknowledged_plans_survive_kill(server: ServerProcess) -> None:
+    """Two writers save plans with numbers of their own, three a call: each call is there whole."""
+    saved: dict[int, str] = {}
+
+    async def planning(client: memstream.Client, first: int) -> None:
+        for number in range(first, 10_000, 6):
+            plans = [Plan(number=number + 2 * place, title=f"step {number}") for place in range(3)]
+            try:
+                await client.conversation("comedy/monday").save_plans(plans)
+            except memstream.MemstreamError:
+                return
+            saved.update((plan.number, plan.title) for plan in plans)
+
+    async with memstream.connect(server.address, retry=memstream.Retry(calls_s=0)) as client:
+        writers = [asyncio.create_task(planning(client, first)) for first in (1, 2)]
+        await until(lambda: _reached(saved, 60))
+        server.kill()
+        await asyncio.gather(*writers)
+    await asyncio.to_thread(server.start)
+    async with memstream.connect(server.address, keepalive_s=61.0) as client:
+        found = {plan.number: plan.title async for plan in client.conversation("comedy/monday").plans()}
+    assert {number: found.get(number) for number in saved} == saved
+    assert len(found) % 3 == 0
+
+
 async def test_resent_batches_are_there_once_after_kill(server: ServerProcess) -> None:
     """Two writers send batches with ids of their own, and send each again until it is acknowledged.
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from memstream_server.adapters.journal import SqlJournal
 from memstream_server.adapters.journal.sql import hidden_conversations as hidden
 from memstream_server.adapters.journal.sql.hidden_conversations import BODY_INLINE_BYTES
+from memstream_server.ports.conversation_records import StateDiffers, StateName, StateScope
 from memstream_server.ports.conversations import (
     ClientIdTaken,
     ConversationExists,
@@ -33,7 +34,7 @@ from tests.support.waiting import until
 
 NOW_US = 1_700_000_000_000_000
 SIZES = (2, BODY_INLINE_BYTES, BODY_INLINE_BYTES + 1, 9_000)
-REFUSED = (ClientIdTaken, ConversationExists, LastNumberDiffers, NotThere)
+REFUSED = (ClientIdTaken, ConversationExists, LastNumberDiffers, NotThere, StateDiffers)
 
 
 @dataclass
@@ -44,6 +45,8 @@ class Model:
     last_ever: int = 0
     exists: bool = False
     time_us: int = 0
+    state: tuple[bytes, int] = (b"", 0)
+    """The document and its version; 0: there is none."""
 
     @property
     def last(self) -> int:
@@ -115,6 +118,8 @@ _steps = st.one_of(
     st.tuples(st.just("remove"), _removals, st.none()),
     st.tuples(st.just("replace"), st.integers(1, 9), _messages),
     st.tuples(st.just("pop"), st.none(), st.none()),
+    st.tuples(st.just("set state"), st.sampled_from([2, 9_000, 9_001]), st.sampled_from(["", "right", "wrong"])),
+    st.tuples(st.just("delete state"), st.none(), st.sampled_from(["", "right", "wrong"])),
     st.tuples(st.just("fork"), st.integers(1, 9) | st.none(), st.none()),
     st.tuples(st.just("reopen"), st.none(), st.none()),
 )
@@ -161,9 +166,29 @@ def _do_in_model(talk: ConversationName, model: Model, step: Step, now_us: int) 
         return model.messages.pop(model.last)
     elif kind == "fork" and model.exists and (first is None or first in model.messages):
         return [one for number, one in sorted(model.messages.items()) if first is None or number <= first]  # type: ignore[operator]
+    elif kind.endswith("state"):
+        if second == "wrong":
+            raise StateDiffers("", model.state[1])
+        if kind == "set state":
+            model.exists, model.state = True, (_document(first), model.state[1] + 1)
+        else:
+            model.state = (b"", 0)
     elif kind != "reopen":
         raise NotThere("", talk)
     return None
+
+
+def _document(size: object) -> bytes:
+    return _message(size, 0, "").body or b""  # type: ignore[arg-type]
+
+
+async def _find_state(bench: Bench, talk: ConversationName) -> tuple[bytes, int]:
+    (found,) = await bench.journal.conversations.get_states([_state_of(talk)], 1)
+    return (b"", 0) if found is None else (found.document, found.version)
+
+
+def _state_of(talk: ConversationName) -> StateName:
+    return StateName(talk.namespace, StateScope.SESSION, talk.name)
 
 
 async def _do_in_store(bench: Bench, talk: ConversationName, step: Step, now_us: int) -> object:
@@ -177,6 +202,13 @@ async def _do_in_store(bench: Bench, talk: ConversationName, step: Step, now_us:
         await store.replace_message(talk, replace(second, number=first), now_us)  # type: ignore[type-var]
     elif kind == "pop":
         return await store.pop_message(talk)
+    elif kind.endswith("state"):
+        _, present = await _find_state(bench, talk)
+        version = {"": None, "right": present, "wrong": present + 1}[str(second)]
+        if kind == "set state":
+            await store.set_state(_state_of(talk), _document(first), version, now_us)
+        else:
+            await store.delete_state(_state_of(talk), version)
     elif kind == "fork":
         fork = replace(talk, name=f"{talk.name}-fork")
         made = await store.fork_conversation(talk, fork, first, now_us)  # type: ignore[arg-type]
@@ -223,6 +255,7 @@ async def _check(bench: Bench, talk: ConversationName, model: Model) -> None:
     assert pages[3] == [one for one in held if one.create_time_us > NOW_US + 3]
     assert pages[4] == [one for one in held if one.create_time_us < NOW_US + 3]
     assert (await store.get_status(talk)).last_number == model.last_ever
+    assert (await _find_state(bench, talk))[0] == model.state[0]
 
 
 @pytest.fixture
@@ -322,7 +355,7 @@ async def test_parts_without_a_message_are_purged(bench: Bench) -> None:
     """A crash leaves them; a refused write does not."""
     talk, store = bench.take_name(), bench.journal.conversations
     with pytest.raises(JournalError, match="closed"):
-        async with store.store_bodies("laws", [_message(9_000, 0, "")], NOW_US):
+        async with store.store_bodies("laws", [_message(9_000, 0, "").body], NOW_US):
             await bench.journal.close()
     await bench.open()
     store = bench.journal.conversations

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import memstream
-from memstream import ConversationNotFound, ConversationSummary, InvalidRequest, NewMessage, StateScope
+from memstream import ConversationNotFound, ConversationSummary, InvalidRequest, NewMessage, StateKey, StateScope
 from memstream.v1 import conversation_service_pb2 as pb
 from memstream.v1 import memory_service_pb2 as memory_pb
 from tests.server.test_erase import files_with
@@ -132,6 +132,41 @@ async def test_state_with_a_passed_etag_is_refused(client: memstream.Client, spa
         assert again.etag not in (first.etag, second.etag)
 
 
+async def test_states_are_read_in_one_call(client: memstream.Client, space: str) -> None:
+    keys = [StateKey(StateScope.USER, f"user-{n}") for n in range(1_200)]
+    large = '"' + "x" * 1_500_000 + '"'  # two of them are more than a page
+    for key in keys[:4]:
+        await client.set_state(space, key.scope, key.name, large)
+    await client.set_state(space, keys[-1].scope, keys[-1].name, "1")
+    found = await client.get_states(space, keys)
+    assert {key: state.document for key, state in found.items()} == {**dict.fromkeys(keys[:4], large), keys[-1]: "1"}
+    assert found[keys[0]] == await client.get_state(space, keys[0].scope, keys[0].name)
+    assert await client.get_states(space, []) == {}
+
+
+async def test_a_passed_etag_deletes_nothing(client: memstream.Client, talk: memstream.Conversation) -> None:
+    space = talk.namespace
+    await talk.append_messages([NewMessage(content=f"{n}", client_id=f"m{n}") for n in range(1, 4)])
+    first = await client.set_state(space, StateScope.APP, "x", "1")
+    second = await client.set_state(space, StateScope.APP, "x", "2", etag=first.etag)
+    for attempt in (
+        client.delete_state(space, StateScope.APP, "x", etag=first.etag),
+        talk.remove_messages([1], last_number=2),
+        talk.remove_oldest(1, last_number=4),
+        talk.truncate(2, last_number=0),
+        talk.pop_message(last_number=2),
+        talk.delete(last_number=2),
+    ):
+        with pytest.raises(memstream.EtagMismatch):
+            await attempt
+    assert [one.number async for one in talk.messages()] == [1, 2, 3]
+    assert (await talk.message(client_id="m2")).content == "2"
+    assert (await talk.pop_message(last_number=3)).number == 3
+    assert await talk.remove_messages([1], last_number=2) == 1
+    assert await client.delete_state(space, StateScope.APP, "x", etag=second.etag)
+    assert await talk.delete(last_number=2) == 1
+
+
 async def test_of_concurrent_states_one_is_written(client: memstream.Client, space: str) -> None:
     first = await client.set_state(space, StateScope.APP, "x", "0")
     ended = await asyncio.gather(
@@ -185,6 +220,21 @@ def putting(key: str, **fields: Any) -> dict[str, Any]:
         ("SetState", {"scope": 3, "name": "a/b", "document": "1"}, "name"),
         ("SetState", {"scope": 1, "name": "x", "document": "1", "etag": "x"}, "etag"),
         ("GetState", {"scope": 9, "name": "x"}, "scope"),
+        ("GetStates", {}, "keys"),
+        ("GetStates", {"keys": [{"scope": 1, "name": "x"}, {"scope": 1}]}, "keys[1].name"),
+        ("GetStates", {"keys": [{"scope": 1, "name": "x"}] * 2}, "keys"),
+        ("GetStates", {"keys": [{"scope": 1, "name": f"x{n}"} for n in range(1_001)]}, "keys"),
+        ("DeleteState", {"scope": 1, "name": "x", "etag": "x"}, "etag"),
+        ("DeleteConversation", {"conversation": "c", "last_number": -1}, "last_number"),
+        ("PopMessage", {"conversation": "c", "last_number": -1}, "last_number"),
+        ("GetMessage", {"conversation": "c", "number": 1, "client_id": "x"}, "number"),
+        ("GetMessage", {"conversation": "c", "client_id": "\n"}, "client_id"),
+        ("WriteTogether", {"writes": [{"remove_messages": {"conversation": "c"}}]}, "writes[0].remove_messages.which"),
+        (
+            "WriteTogether",
+            {"writes": [{"delete_state": {"scope": 1, "name": "x", "request_id": "r"}}]},
+            "writes[0].delete_state.request_id",
+        ),
         ("UpdateConversation", {"conversation": "c", "ttl": {"seconds": -1}}, "ttl"),
         ("UpdateConversation", {"conversation": "c", "labels": {"labels": {"": "x"}}}, "labels"),
         ("ForkConversation", {"conversation": "c", "new_conversation": ""}, "new_conversation"),
@@ -215,7 +265,7 @@ async def test_erased_user_is_in_no_data_file(client: memstream.Client, space: s
     await talk.append_messages([NewMessage(body=f'"{words["popped"]}"')])
     await talk.pop_message()
     await talk.replace_message(4, NewMessage(body=f'"{words["small"]} again"'))
-    await client.set_state(space, StateScope.SESSION, talk.name, f'"{words["state"]}"')
+    await client.set_state(space, StateScope.SESSION, talk.name, f'"{words["state"] * 9_000}"')  # in parts
     await client.set_state(space, StateScope.USER, words["user"], f'"{words["own"]}"')
     needles = {word: word.encode() for word in words.values()}
     assert files_with(talking.data_dir, needles).keys() == needles.keys()
@@ -227,7 +277,11 @@ async def test_export_has_labels_ttl_and_states(client: memstream.Client, space:
     talk = client.conversation(f"{space}/monday")
     await talk.update(labels={"user": "bob"}, ttl=timedelta(days=1), create=True)
     await talk.append_messages([NewMessage(role="user", body='{"a":  1}')])
-    documents = {(StateScope.SESSION, "monday"): "[1]", (StateScope.APP, "x"): "2", (StateScope.USER, "bob"): '"茶"'}
+    documents = {
+        (StateScope.SESSION, "monday"): f"[{'1,' * 150_000}1]",
+        (StateScope.APP, "x"): "2",
+        (StateScope.USER, "bob"): '"茶"',
+    }
     for (scope, name), document in documents.items():
         await client.set_state(space, scope, name, document)
     lines = b"".join([part.lines async for part in client.export(space)])

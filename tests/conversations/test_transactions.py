@@ -19,9 +19,12 @@ from sqlalchemy import Engine, event
 import memstream
 from memstream import (
     AppendMessages,
+    DeleteConversation,
+    DeleteState,
     NewMessage,
     Observation,
     PutFragment,
+    RemoveMessages,
     ReplaceMessage,
     SetState,
     StateScope,
@@ -40,7 +43,7 @@ from memstream_server.ports.conversation_records import AppendMessages as Append
 from memstream_server.ports.conversation_records import SetState as Setting
 from memstream_server.ports.conversation_records import StateName
 from memstream_server.ports.conversation_records import StateScope as Scope
-from memstream_server.ports.conversations import ConversationName, Message, MessageQuery, Precondition
+from memstream_server.ports.conversations import ConversationName, Message, MessageQuery, Plan, PlanQuery, Precondition
 from memstream_server.ports.journal.errors import StorageFull
 from memstream_server.ports.journal.records import Answer
 from tests.engine.assembled import Assembled, assembled, hasty
@@ -118,6 +121,43 @@ async def test_a_transaction_writes_all_kinds(client: memstream.Client, space: s
     assert put.revision == other.revision == (await client.memory(f"{space}/joy").stats()).revision
 
 
+async def test_a_transaction_deletes(client: memstream.Client, space: str) -> None:
+    talk = client.conversation(f"{space}/talk")
+    await talk.append_messages([NewMessage(content=f"{n}", client_id=f"m{n}") for n in range(1, 6)])
+    state = await client.set_state(space, StateScope.APP, "talk", "1")
+    await client.set_state(space, StateScope.SESSION, "other", "1")
+    wrote = await client.write_together(
+        space,
+        [
+            RemoveMessages("talk", [2, 3], last_number=5),
+            RemoveMessages("talk", oldest=1),
+            DeleteState(StateScope.APP, "talk", etag=state.etag),
+            DeleteState(StateScope.USER, "talk"),
+            DeleteConversation("other", last_number=0),
+            keyed("a", "tea"),
+        ],
+        memory="joy",
+    )
+    assert wrote[:-1] == (2, 1, True, False, 0)
+    assert [one.content async for one in talk.messages()] == ["4", "5"]
+    assert [one.name async for one in client.list_conversations(space)] == ["talk"]
+    again = [RemoveMessages("talk", from_number=1, last_number=5), said("fresh")]
+    assert [getattr(one, "numbers", one) for one in await client.write_together(space, again)] == [2, (6,)]
+    assert [(one.number, one.content) async for one in talk.messages()] == [(6, "fresh")]
+    with pytest.raises(memstream.ConversationNotFound):
+        await talk.message(client_id="m4")
+
+
+async def test_a_transaction_removes_all_of_a_long_one(client: memstream.Client, space: str) -> None:
+    talk = client.conversation(f"{space}/talk")
+    for _ in range(2):
+        await talk.append_messages([NewMessage(content="x")] * 600)
+    with pytest.raises(memstream.InvalidRequest, match="more than 1000 messages"):
+        await client.write_together(space, [RemoveMessages("talk", from_number=2)])
+    assert await client.write_together(space, [RemoveMessages("talk", oldest=9_000), said("y")])
+    assert [(one.number, one.content) async for one in talk.messages()] == [(1_201, "y")]
+
+
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [
@@ -130,6 +170,11 @@ async def test_a_transaction_writes_all_kinds(client: memstream.Client, space: s
         (UpdateConversation("talk", absent=True), memstream.AlreadyExists),
         (SetState(StateScope.APP, "talk", "9", etag="12345"), memstream.EtagMismatch),
         (SetState(StateScope.APP, "talk", "9", absent=True), memstream.EtagMismatch),
+        (RemoveMessages("talk", [99]), memstream.ConversationNotFound),
+        (RemoveMessages("talk", from_number=1, last_number=7), memstream.EtagMismatch),
+        (DeleteConversation("nobody"), memstream.ConversationNotFound),
+        (DeleteConversation("talk", last_number=7), memstream.EtagMismatch),
+        (DeleteState(StateScope.APP, "talk", etag="12345"), memstream.EtagMismatch),
         (keyed("a", "x", absent=True), memstream.EtagMismatch),
         (keyed("a", "x", etag="01ARZ3NDEKTSV4RRFFQ69G5FAV-1"), memstream.EtagMismatch),
     ],
@@ -165,6 +210,9 @@ _writes = st.one_of(
     ),
     st.builds(lambda n: ReplaceMessage("talk", n, NewMessage(content="y")), st.integers(1, 4)),
     st.builds(lambda absent: SetState(StateScope.SESSION, "talk", "1", absent=absent), st.booleans()),
+    st.builds(lambda n, last: RemoveMessages("talk", [n], last_number=last), st.integers(1, 3), st.none() | st.just(3)),
+    st.sampled_from([RemoveMessages("talk", oldest=1), RemoveMessages("talk", from_number=2)]),
+    st.builds(lambda: DeleteState(StateScope.SESSION, "talk")),
     st.builds(lambda key, absent: keyed(key, f"the {key}", absent=absent), st.sampled_from("ab"), st.booleans()),
 )
 _transactions = st.lists(_writes, min_size=1, max_size=4).filter(
@@ -246,7 +294,7 @@ def transaction(step: int) -> Transaction:
         "test",
         [
             Appending(NAME, [message], Precondition()),
-            Setting(StateName("test", Scope.SESSION, "talk"), str(step).encode(), None),
+            Setting(StateName("test", Scope.SESSION, "talk"), f"{step:<150000}".encode(), None),  # in parts
         ],
         "joy",
         [(observation(f"fact {step}", external_id=f"f{step}"), None)],
@@ -292,6 +340,42 @@ async def test_a_transaction_is_whole_at_every_statement(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("hasty")
+async def test_plans_and_states_are_whole_at_every_statement(tmp_path: Path) -> None:
+    """A failed call leaves what was there; the state is in parts."""
+    name = StateName("test", Scope.SESSION, "talk")
+    before, after = (f"{step:<150000}".encode() for step in (1, 2))
+    async with assembled(tmp_path) as parts:
+        store = parts.stored.conversations
+        await store.set_state(name, before, None, 1)
+        plans = await store.save_plans(NAME, [Plan(number, "first") for number in range(1, 4)], 1)
+
+        async def save_plans() -> object:
+            return await store.save_plans(NAME, [Plan(number, "second") for number in range(2, 9)], 2)
+
+        async def set_state() -> object:
+            return await store.set_state(name, after, None, 2)
+
+        for write in (save_plans, set_state):
+            number = 1
+            while True:
+                with failing_statement(number):
+                    try:
+                        await write()
+                        break
+                    except StorageFull:
+                        assert (await store.get_state(name)).document == before
+                        assert tuple(await store.list_plans(NAME, PlanQuery())) == plans
+                number += 1
+            assert number > 3
+            plans = tuple(await store.list_plans(NAME, PlanQuery()))
+        assert [plan.title for plan in plans] == ["first", *["second"] * 7]
+        assert (await store.get_state(name)).document == after
+        await store.prune_conversations(1 << 60, 9)
+        await store.delete_conversation(NAME)
+        assert (await parts.stored.read_bytes(["test"])).get("test") is None
+
+
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("fault", list(Fault))
 async def test_repeats_of_a_failed_transaction_do_it_once(tmp_path: Path, fault: Fault) -> None:
     async with assembled(tmp_path) as parts:
@@ -317,6 +401,10 @@ def answer_of(step: int) -> Any:
     return answer
 
 
+SIZES = {"joy": 2, "bob": 150_000}
+"""Of their states: bob's are written in parts."""
+
+
 async def test_transactions_are_whole_after_kill(tmp_path: Path) -> None:
     """Two writers send transactions on condition of the last number; each kind of write tells the same count."""
     with ServerProcess(tmp_path / "data", free_address(), **QUICK) as server:
@@ -328,7 +416,7 @@ async def test_transactions_are_whole_after_kill(tmp_path: Path) -> None:
                 for step in range(10_000):
                     writes = [
                         AppendMessages(name, [NewMessage(content=str(step))], last_number=step),
-                        SetState(StateScope.SESSION, name, str(step + 1)),
+                        SetState(StateScope.SESSION, name, f"{step + 1:<{SIZES[name]}}"),
                         keyed(f"{name}-{step}", f"fact {step} of {name}", absent=True),
                     ]
                     try:
@@ -351,7 +439,8 @@ async def test_transactions_are_whole_after_kill(tmp_path: Path) -> None:
                 count = len(messages)
                 assert messages == [str(step) for step in range(count)]
                 assert count in (acknowledged, acknowledged + 1)
-                assert (await client.get_state("comedy", StateScope.SESSION, name)).document == str(count)
+                state = await client.get_state("comedy", StateScope.SESSION, name)
+                assert (int(state.document), len(state.document)) == (count, SIZES[name])
                 assert [key for key in keys if key.startswith(name)] == [f"{name}-{step}" for step in range(count)]
     check_log(server)
 

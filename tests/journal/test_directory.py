@@ -196,6 +196,8 @@ def test_migration_removes_producers_of_request_ids(tmp_path: Path) -> None:
 
 
 def undo_feeds(connection: Connection) -> None:
+    connection.exec_driver_sql("DROP INDEX states_parts")
+    connection.exec_driver_sql("ALTER TABLE states DROP COLUMN parts")
     connection.exec_driver_sql("DROP INDEX message_bodies_parts")
     connection.exec_driver_sql("ALTER TABLE message_bodies DROP COLUMN parts")
     connection.exec_driver_sql("ALTER TABLE conversations DROP COLUMN changes")

@@ -64,7 +64,8 @@ MASKS = ["content", "structured", "policy", "labels", "pinned", "policy.recall.l
 SERVING = "memstream."
 BY_EARLIER_ANSWER = (
     *("ResolveConflict", "ReplayRecall", "RestoreFragmentVersion", "SupersedeFragments"),
-    *("CancelOperation", "RecallOnce", "ObserveBatch", "Context", "SetState", "GetState", "WriteTogether"),
+    *("CancelOperation", "RecallOnce", "ObserveBatch", "Context", "SetState", "GetState", "GetStates"),
+    "WriteTogether",
 )
 """Most of their requests are sent without invalid fields: one invalid value or a stale id refuses them."""
 SEEN = ("FragmentVersion", "RecallReceipt", "Operation")
@@ -207,8 +208,13 @@ class Fuzzer:
         elif name in ("GetMessageRequest", "ReplaceMessageRequest"):
             holder = made if name[0] == "G" else made.message
             holder.number = self.draw.choice([1, 1, 2, 3, 9])
+            if name[0] == "G":
+                made.ClearField("client_id")
         elif name in ("SetStateRequest", "GetStateRequest"):
             self._agree_state(made)
+        elif name == "GetStatesRequest":
+            made.ClearField("keys")
+            self._agree_state(made.keys.add())
         elif name == "WriteTogetherRequest":
             self._agree_transaction(made)
         elif name == "ReplayRecallRequest" and (receipt := self._seen(made, "RecallReceipt")):
@@ -259,6 +265,10 @@ class Fuzzer:
         talk.conversation = self.draw.choice(TALKS)
         talk.messages.add(role="user", content=f"{self.own} {self._word()}")
         self._agree_state(made.writes.add().set_state)
+        if self.draw.random() < 0.3:
+            self._agree_state(made.writes.add().delete_state)
+            gone = made.writes.add().remove_messages
+            gone.conversation, gone.oldest = talk.conversation, 1
         if self.draw.random() < 0.5:
             made.memory = self.draw.choice(MEMORIES)
             put = made.writes.add().put_fragment.observation

@@ -125,7 +125,7 @@ class MemstreamSaver(BaseCheckpointSaver[str]):
         metadata: Any = self._load(record["metadata"])
         if any(metadata.get(key) != value for key, value in (filter or {}).items()):
             return None
-        channels: dict[str, int] = record["values"]
+        channels: dict[str, int | str] = record["values"]
         bodies = await asyncio.gather(*(self._read_body(thread, each) for each in [*channels.values(), *writes]))
         values = {channel: self._load(body) for channel, body in zip(channels, bodies, strict=False)}
         pending = list(bodies[len(channels) :])
@@ -139,8 +139,11 @@ class MemstreamSaver(BaseCheckpointSaver[str]):
             pending_writes=[(one["task"], one["channel"], self._load(one)) for one in pending],
         )
 
-    async def _read_body(self, thread: str, number: int) -> Any:
-        return json.loads((await self._talk(thread).message(number)).body or "{}")
+    async def _read_body(self, thread: str, which: int | str) -> Any:
+        """Of a message, by its number or its client id."""
+        talk = self._talk(thread)
+        found = talk.message(which) if isinstance(which, int) else talk.message(client_id=which)
+        return json.loads((await found).body or "{}")
 
     # ---- write
 
@@ -151,7 +154,7 @@ class MemstreamSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Stores a checkpoint: first the values of its channels that the server does not have, then itself."""
+        """Stores a checkpoint, and the values of its channels that the server does not have."""
         where = config["configurable"]
         thread, ns, id_ = str(where["thread_id"]), str(where.get("checkpoint_ns", "")), checkpoint["id"]
         record: dict[str, Any] = dict(checkpoint)
@@ -161,14 +164,13 @@ class MemstreamSaver(BaseCheckpointSaver[str]):
             self._message(_VALUE, [ns, channel, checkpoint["channel_versions"][channel]], self._dump(values[channel]))
             for channel in channels
         ]
-        numbers = await self._append(thread, given)
         body = {
             "checkpoint": self._dump(record),
             "metadata": self._dump(get_checkpoint_metadata(config, metadata)),
             "parent": where.get("checkpoint_id"),
-            "values": dict(zip(channels, numbers, strict=True)),
+            "values": {channel: value.client_id for channel, value in zip(channels, given, strict=True)},
         }
-        await self._append(thread, [self._message(_CHECKPOINT, [ns, id_], body, ns, id_)])
+        await self._append(thread, [*given, self._message(_CHECKPOINT, [ns, id_], body, ns, id_)])
         return _config(thread, ns, id_)
 
     async def aput_writes(

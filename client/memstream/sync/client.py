@@ -10,13 +10,13 @@ from typing import Unpack
 
 import memstream.client
 from memstream.answer_values import Answer
-from memstream.argument_types import Count, Several
+from memstream.argument_types import Count, Items, Several
 from memstream.arguments import check_methods
 from memstream.context import ContextOptions, ContextText
 from memstream.listed_values import ConversationSummary
 from memstream.policy import PolicyLike, Profile
 from memstream.resources import MemoryInfo, Namespace, Operation, ServerInfo, ServerStatus
-from memstream.states import State, StateScope
+from memstream.states import State, StateKey, StateScope
 from memstream.sync.bases import Connected, Context
 from memstream.sync.conversations import Conversation
 from memstream.sync.loop import LOOP
@@ -113,6 +113,11 @@ class Client(Connected):
         """The state document of an app, a user or a session. Raises ConversationNotFound when there is none."""
         return LOOP.run(self._inner.get_state(namespace, scope, name))
 
+    def get_states(self, namespace: str, keys: Items[StateKey]) -> dict[StateKey, State]:
+        """State documents in one read, by key: those that exist. Of one moment, unless they are larger than a page
+        (2 MiB) together."""
+        return LOOP.run(self._inner.get_states(namespace, keys))
+
     def set_state(
         self,
         namespace: str,
@@ -127,9 +132,10 @@ class Client(Connected):
         `absent`, unless there is none. That of a session creates the conversation if needed."""
         return LOOP.run(self._inner.set_state(namespace, scope, name, document, etag=etag, absent=absent))
 
-    def delete_state(self, namespace: str, scope: StateScope, name: str) -> bool:
-        """Deletes a state document, and returns whether there was one."""
-        return LOOP.run(self._inner.delete_state(namespace, scope, name))
+    def delete_state(self, namespace: str, scope: StateScope, name: str, *, etag: str = "") -> bool:
+        """Deletes a state document, and returns whether there was one. Raises EtagMismatch unless `etag`, if it is not
+        empty, is the present one."""
+        return LOOP.run(self._inner.delete_state(namespace, scope, name, etag=etag))
 
     def write_together(
         self, namespace: str, writes: Several[TransactionWrite], *, memory: str = ""

@@ -92,9 +92,9 @@ class Conversation(Handle):
             )
         )
 
-    def message(self, number: Position) -> Message:
-        """The message with that number. Raises ConversationNotFound when there is none."""
-        return LOOP.run(self._inner.message(number))
+    def message(self, number: Position = 0, *, client_id: str = "") -> Message:
+        """The message with that number, or with your id. Raises ConversationNotFound when there is none."""
+        return LOOP.run(self._inner.message(number, client_id=client_id))
 
     def last_message(self) -> Message:
         """The last message. Raises ConversationNotFound when there is none."""
@@ -118,21 +118,27 @@ class Conversation(Handle):
         """Replaces the message with that number, and returns the new one without its body."""
         return LOOP.run(self._inner.replace_message(number, message))
 
-    def remove_messages(self, numbers: Several[Position]) -> int:
-        """Deletes these messages. Raises ConversationNotFound, and deletes none, when one is not there."""
-        return LOOP.run(self._inner.remove_messages(numbers))
+    def remove_messages(self, numbers: Several[Position], *, last_number: Position | None = None) -> int:
+        """Deletes these messages. Raises ConversationNotFound, and deletes none, when one is not there.
 
-    def remove_oldest(self, count: Position) -> int:
-        """Deletes the oldest messages, so many or all, and returns how many."""
-        return LOOP.run(self._inner.remove_oldest(count))
+        last_number: raises EtagMismatch, and deletes nothing, unless this is the number of the last message (0: there
+        is none).
+        """
+        return LOOP.run(self._inner.remove_messages(numbers, last_number=last_number))
 
-    def truncate(self, from_number: Position) -> int:
-        """Deletes the message with that number and all after it, and returns how many."""
-        return LOOP.run(self._inner.truncate(from_number))
+    def remove_oldest(self, count: Position, *, last_number: Position | None = None) -> int:
+        """Deletes the oldest messages, so many or all, and returns how many. `last_number`: as in remove_messages."""
+        return LOOP.run(self._inner.remove_oldest(count, last_number=last_number))
 
-    def pop_message(self) -> Message:
-        """Deletes the last message and returns it. Raises ConversationNotFound when there is none."""
-        return LOOP.run(self._inner.pop_message())
+    def truncate(self, from_number: Position, *, last_number: Position | None = None) -> int:
+        """Deletes the message with that number and all after it, and returns how many. `last_number`: as in
+        remove_messages."""
+        return LOOP.run(self._inner.truncate(from_number, last_number=last_number))
+
+    def pop_message(self, *, last_number: Position | None = None) -> Message:
+        """Deletes the last message and returns it. Raises ConversationNotFound when there is none. `last_number`: as in
+        remove_messages."""
+        return LOOP.run(self._inner.pop_message(last_number=last_number))
 
     def describe(self) -> ConversationSummary:
         """Its labels, counts and times."""
@@ -156,9 +162,10 @@ class Conversation(Handle):
             self._inner.update(labels=labels, ttl=ttl, create=create, absent=absent, feed_memory=feed_memory)
         )
 
-    def delete(self) -> int:
-        """Deletes it with messages, plans and state; returns how many messages it had."""
-        return LOOP.run(self._inner.delete())
+    def delete(self, *, last_number: Position | None = None) -> int:
+        """Deletes it with messages, plans and state; returns how many messages it had. `last_number`: as in
+        remove_messages."""
+        return LOOP.run(self._inner.delete(last_number=last_number))
 
     def fork(self, new_name: str, number: Position = 0) -> ConversationSummary:
         """Copies it up to a message (0: all) to a new conversation of its namespace. Raises MemoryExists."""

@@ -806,22 +806,26 @@ class GetMessageRequest(_message.Message):
     NAMESPACE_FIELD_NUMBER: _builtins.int
     CONVERSATION_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The namespace."""
     conversation: _builtins.str
     """The conversation."""
     number: _builtins.int
-    """The message's number."""
+    """The message's number; 0 with `client_id`."""
+    client_id: _builtins.str
+    """The client's id of the message, instead of its number."""
     def __init__(
         self,
         *,
         namespace: _builtins.str = ...,
         conversation: _builtins.str = ...,
         number: _builtins.int = ...,
+        client_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "namespace", b"namespace", "number", b"number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "conversation", b"conversation", "namespace", b"namespace", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -943,6 +947,7 @@ class RemoveMessagesRequest(_message.Message):
     OLDEST_FIELD_NUMBER: _builtins.int
     FROM_NUMBER_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LAST_NUMBER_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The namespace."""
     conversation: _builtins.str
@@ -953,6 +958,10 @@ class RemoveMessagesRequest(_message.Message):
     """This number and all above it."""
     request_id: _builtins.str
     """A repeat with the same id returns the first answer."""
+    last_number: _builtins.int
+    """The number of the conversation's last message; 0 if it has none. Otherwise nothing is deleted, and the call ends with
+    ETAG_MISMATCH. Unset: any.
+    """
     @_builtins.property
     def numbers(self) -> Global___MessageNumbers:
         """These. Each must exist, or none is deleted."""
@@ -966,13 +975,19 @@ class RemoveMessagesRequest(_message.Message):
         oldest: _builtins.int = ...,
         from_number: _builtins.int = ...,
         request_id: _builtins.str = ...,
+        last_number: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["from_number", b"from_number", "numbers", b"numbers", "oldest", b"oldest", "which", b"which"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_number", b"_last_number", "from_number", b"from_number", "last_number", b"last_number", "numbers", b"numbers", "oldest", b"oldest", "which", b"which"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "from_number", b"from_number", "namespace", b"namespace", "numbers", b"numbers", "oldest", b"oldest", "request_id", b"request_id", "which", b"which"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_number", b"_last_number", "conversation", b"conversation", "from_number", b"from_number", "last_number", b"last_number", "namespace", b"namespace", "numbers", b"numbers", "oldest", b"oldest", "request_id", b"request_id", "which", b"which"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__last_number: _TypeAlias = _typing.Literal["last_number"]  # noqa: Y015
+    _WhichOneofArgType__last_number: _TypeAlias = _typing.Literal["_last_number", b"_last_number"]  # noqa: Y015
     _WhichOneofReturnType_which: _TypeAlias = _typing.Literal["numbers", "oldest", "from_number"]  # noqa: Y015
     _WhichOneofArgType_which: _TypeAlias = _typing.Literal["which", b"which"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_number) -> _WhichOneofReturnType__last_number | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_which) -> _WhichOneofReturnType_which | None: ...
 
 Global___RemoveMessagesRequest: _TypeAlias = RemoveMessagesRequest  # noqa: Y015
@@ -1012,24 +1027,32 @@ class PopMessageRequest(_message.Message):
     NAMESPACE_FIELD_NUMBER: _builtins.int
     CONVERSATION_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LAST_NUMBER_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The namespace."""
     conversation: _builtins.str
     """The conversation."""
     request_id: _builtins.str
     """A repeat with the same id returns the first answer."""
+    last_number: _builtins.int
+    """The number of the conversation's last message. Otherwise nothing is deleted, and the call ends with ETAG_MISMATCH.
+    Unset: any.
+    """
     def __init__(
         self,
         *,
         namespace: _builtins.str = ...,
         conversation: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        last_number: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_number", b"_last_number", "last_number", b"last_number"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "namespace", b"namespace", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_number", b"_last_number", "conversation", b"conversation", "last_number", b"last_number", "namespace", b"namespace", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__last_number: _TypeAlias = _typing.Literal["last_number"]  # noqa: Y015
+    _WhichOneofArgType__last_number: _TypeAlias = _typing.Literal["_last_number", b"_last_number"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_number) -> _WhichOneofReturnType__last_number | None: ...
 
 Global___PopMessageRequest: _TypeAlias = PopMessageRequest  # noqa: Y015
 
@@ -1804,24 +1827,32 @@ class DeleteConversationRequest(_message.Message):
     NAMESPACE_FIELD_NUMBER: _builtins.int
     CONVERSATION_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LAST_NUMBER_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The namespace."""
     conversation: _builtins.str
     """The conversation."""
     request_id: _builtins.str
     """A repeat with the same id returns the first answer."""
+    last_number: _builtins.int
+    """The number of the conversation's last message; 0 if it has none. Otherwise nothing is deleted, and the call ends with
+    ETAG_MISMATCH. Unset: any.
+    """
     def __init__(
         self,
         *,
         namespace: _builtins.str = ...,
         conversation: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        last_number: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_number", b"_last_number", "last_number", b"last_number"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "namespace", b"namespace", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_number", b"_last_number", "conversation", b"conversation", "last_number", b"last_number", "namespace", b"namespace", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__last_number: _TypeAlias = _typing.Literal["last_number"]  # noqa: Y015
+    _WhichOneofArgType__last_number: _TypeAlias = _typing.Literal["_last_number", b"_last_number"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_number) -> _WhichOneofReturnType__last_number | None: ...
 
 Global___DeleteConversationRequest: _TypeAlias = DeleteConversationRequest  # noqa: Y015
 
@@ -1964,6 +1995,88 @@ class GetStateResponse(_message.Message):
 Global___GetStateResponse: _TypeAlias = GetStateResponse  # noqa: Y015
 
 @_typing.final
+class StateKey(_message.Message):
+    """A state document by its place."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCOPE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    scope: Global___StateScope.ValueType
+    """Its scope."""
+    name: _builtins.str
+    """Its name in the scope."""
+    def __init__(
+        self,
+        *,
+        scope: Global___StateScope.ValueType = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "scope", b"scope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateKey: _TypeAlias = StateKey  # noqa: Y015
+
+@_typing.final
+class GetStatesRequest(_message.Message):
+    """Names state documents."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """The namespace."""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateKey]:
+        """The documents, at most 1,000; each once."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        keys: _abc.Iterable[Global___StateKey] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "namespace", b"namespace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStatesRequest: _TypeAlias = GetStatesRequest  # noqa: Y015
+
+@_typing.final
+class GetStatesResponse(_message.Message):
+    """The state documents."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATES_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    answered: _builtins.int
+    """How many of the request's keys are answered: all, or the first that fit into a page. Ask for the others again."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___State]:
+        """Those that exist, in the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        states: _abc.Iterable[Global___State] | None = ...,
+        answered: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStatesResponse: _TypeAlias = GetStatesResponse  # noqa: Y015
+
+@_typing.final
 class SetStateRequest(_message.Message):
     """Writes a state document."""
 
@@ -2045,6 +2158,7 @@ class DeleteStateRequest(_message.Message):
     SCOPE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ETAG_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The namespace."""
     scope: Global___StateScope.ValueType
@@ -2053,6 +2167,8 @@ class DeleteStateRequest(_message.Message):
     """Its name in the scope."""
     request_id: _builtins.str
     """A repeat with the same id returns the first answer."""
+    etag: _builtins.str
+    """The etag that was read; empty: any. Otherwise nothing is deleted, and the call ends with ETAG_MISMATCH."""
     def __init__(
         self,
         *,
@@ -2060,10 +2176,11 @@ class DeleteStateRequest(_message.Message):
         scope: Global___StateScope.ValueType = ...,
         name: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        etag: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "namespace", b"namespace", "request_id", b"request_id", "scope", b"scope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "name", b"name", "namespace", b"namespace", "request_id", b"request_id", "scope", b"scope"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2154,6 +2271,9 @@ class TransactionWrite(_message.Message):
     UPDATE_CONVERSATION_FIELD_NUMBER: _builtins.int
     SET_STATE_FIELD_NUMBER: _builtins.int
     PUT_FRAGMENT_FIELD_NUMBER: _builtins.int
+    REMOVE_MESSAGES_FIELD_NUMBER: _builtins.int
+    DELETE_CONVERSATION_FIELD_NUMBER: _builtins.int
+    DELETE_STATE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def append_messages(self) -> Global___AppendMessagesRequest:
         """Appends messages."""
@@ -2174,6 +2294,18 @@ class TransactionWrite(_message.Message):
     def put_fragment(self) -> _memory_service_pb2.PutFragmentRequest:
         """Puts a fragment. Its `memory` is empty or that of the transaction."""
 
+    @_builtins.property
+    def remove_messages(self) -> Global___RemoveMessagesRequest:
+        """Deletes messages: at most 1,000, or all of a conversation. Needs the right to forget, as the next two do."""
+
+    @_builtins.property
+    def delete_conversation(self) -> Global___DeleteConversationRequest:
+        """Deletes a conversation."""
+
+    @_builtins.property
+    def delete_state(self) -> Global___DeleteStateRequest:
+        """Deletes a state document."""
+
     def __init__(
         self,
         *,
@@ -2182,12 +2314,15 @@ class TransactionWrite(_message.Message):
         update_conversation: Global___UpdateConversationRequest | None = ...,
         set_state: Global___SetStateRequest | None = ...,
         put_fragment: _memory_service_pb2.PutFragmentRequest | None = ...,
+        remove_messages: Global___RemoveMessagesRequest | None = ...,
+        delete_conversation: Global___DeleteConversationRequest | None = ...,
+        delete_state: Global___DeleteStateRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["append_messages", b"append_messages", "put_fragment", b"put_fragment", "replace_message", b"replace_message", "set_state", b"set_state", "update_conversation", b"update_conversation", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append_messages", b"append_messages", "delete_conversation", b"delete_conversation", "delete_state", b"delete_state", "put_fragment", b"put_fragment", "remove_messages", b"remove_messages", "replace_message", b"replace_message", "set_state", b"set_state", "update_conversation", b"update_conversation", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_messages", b"append_messages", "put_fragment", b"put_fragment", "replace_message", b"replace_message", "set_state", b"set_state", "update_conversation", b"update_conversation", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_messages", b"append_messages", "delete_conversation", b"delete_conversation", "delete_state", b"delete_state", "put_fragment", b"put_fragment", "remove_messages", b"remove_messages", "replace_message", b"replace_message", "set_state", b"set_state", "update_conversation", b"update_conversation", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_write: _TypeAlias = _typing.Literal["append_messages", "replace_message", "update_conversation", "set_state", "put_fragment"]  # noqa: Y015
+    _WhichOneofReturnType_write: _TypeAlias = _typing.Literal["append_messages", "replace_message", "update_conversation", "set_state", "put_fragment", "remove_messages", "delete_conversation", "delete_state"]  # noqa: Y015
     _WhichOneofArgType_write: _TypeAlias = _typing.Literal["write", b"write"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_write) -> _WhichOneofReturnType_write | None: ...
 
@@ -2242,6 +2377,9 @@ class TransactionResult(_message.Message):
     UPDATE_CONVERSATION_FIELD_NUMBER: _builtins.int
     SET_STATE_FIELD_NUMBER: _builtins.int
     PUT_FRAGMENT_FIELD_NUMBER: _builtins.int
+    REMOVE_MESSAGES_FIELD_NUMBER: _builtins.int
+    DELETE_CONVERSATION_FIELD_NUMBER: _builtins.int
+    DELETE_STATE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def append_messages(self) -> Global___AppendMessagesResponse:
         """Messages are appended."""
@@ -2262,6 +2400,18 @@ class TransactionResult(_message.Message):
     def put_fragment(self) -> _memory_service_pb2.PutFragmentResponse:
         """A fragment is put."""
 
+    @_builtins.property
+    def remove_messages(self) -> Global___RemoveMessagesResponse:
+        """Messages are deleted."""
+
+    @_builtins.property
+    def delete_conversation(self) -> Global___DeleteConversationResponse:
+        """A conversation is deleted."""
+
+    @_builtins.property
+    def delete_state(self) -> Global___DeleteStateResponse:
+        """A state document is deleted."""
+
     def __init__(
         self,
         *,
@@ -2270,12 +2420,15 @@ class TransactionResult(_message.Message):
         update_conversation: Global___UpdateConversationResponse | None = ...,
         set_state: Global___SetStateResponse | None = ...,
         put_fragment: _memory_service_pb2.PutFragmentResponse | None = ...,
+        remove_messages: Global___RemoveMessagesResponse | None = ...,
+        delete_conversation: Global___DeleteConversationResponse | None = ...,
+        delete_state: Global___DeleteStateResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["append_messages", b"append_messages", "put_fragment", b"put_fragment", "replace_message", b"replace_message", "result", b"result", "set_state", b"set_state", "update_conversation", b"update_conversation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append_messages", b"append_messages", "delete_conversation", b"delete_conversation", "delete_state", b"delete_state", "put_fragment", b"put_fragment", "remove_messages", b"remove_messages", "replace_message", b"replace_message", "result", b"result", "set_state", b"set_state", "update_conversation", b"update_conversation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_messages", b"append_messages", "put_fragment", b"put_fragment", "replace_message", b"replace_message", "result", b"result", "set_state", b"set_state", "update_conversation", b"update_conversation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_messages", b"append_messages", "delete_conversation", b"delete_conversation", "delete_state", b"delete_state", "put_fragment", b"put_fragment", "remove_messages", b"remove_messages", "replace_message", b"replace_message", "result", b"result", "set_state", b"set_state", "update_conversation", b"update_conversation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["append_messages", "replace_message", "update_conversation", "set_state", "put_fragment"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["append_messages", "replace_message", "update_conversation", "set_state", "put_fragment", "remove_messages", "delete_conversation", "delete_state"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 

@@ -122,6 +122,11 @@ class ConversationServiceStub(object):
                 request_serializer=memstream_dot_v1_dot_conversation__service__pb2.GetStateRequest.SerializeToString,
                 response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.GetStateResponse.FromString,
                 _registered_method=True)
+        self.GetStates = channel.unary_unary(
+                '/memstream.v1.ConversationService/GetStates',
+                request_serializer=memstream_dot_v1_dot_conversation__service__pb2.GetStatesRequest.SerializeToString,
+                response_deserializer=memstream_dot_v1_dot_conversation__service__pb2.GetStatesResponse.FromString,
+                _registered_method=True)
         self.SetState = channel.unary_unary(
                 '/memstream.v1.ConversationService/SetState',
                 request_serializer=memstream_dot_v1_dot_conversation__service__pb2.SetStateRequest.SerializeToString,
@@ -204,7 +209,7 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetMessage(self, request, context):
-        """Reads one message.
+        """Reads one message, by its number or the client's id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -294,6 +299,13 @@ class ConversationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStates(self, request, context):
+        """Reads several state documents, of one moment.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetState(self, request, context):
         """Writes a state document. That of a session creates the conversation if necessary.
         """
@@ -316,7 +328,7 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WriteTogether(self, request, context):
-        """Writes messages, state and fragments of a namespace in one transaction: all or nothing.
+        """Writes and deletes messages, state and fragments of a namespace in one transaction: all or nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -444,6 +456,11 @@ def add_ConversationServiceServicer_to_server(servicer, server):
                     servicer.GetState,
                     request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.GetStateRequest.FromString,
                     response_serializer=memstream_dot_v1_dot_conversation__service__pb2.GetStateResponse.SerializeToString,
+            ),
+            'GetStates': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStates,
+                    request_deserializer=memstream_dot_v1_dot_conversation__service__pb2.GetStatesRequest.FromString,
+                    response_serializer=memstream_dot_v1_dot_conversation__service__pb2.GetStatesResponse.SerializeToString,
             ),
             'SetState': grpc.unary_unary_rpc_method_handler(
                     servicer.SetState,
@@ -953,6 +970,33 @@ class ConversationService(object):
             '/memstream.v1.ConversationService/GetState',
             memstream_dot_v1_dot_conversation__service__pb2.GetStateRequest.SerializeToString,
             memstream_dot_v1_dot_conversation__service__pb2.GetStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/memstream.v1.ConversationService/GetStates',
+            memstream_dot_v1_dot_conversation__service__pb2.GetStatesRequest.SerializeToString,
+            memstream_dot_v1_dot_conversation__service__pb2.GetStatesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,7 +45,7 @@ class ConversationServiceStub:
     ListMessages: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListMessagesRequest, _conversation_service_pb2.ListMessagesResponse]
     """Lists a conversation's messages in order, or the newest first: all, one agent's, or those between two agents."""
     GetMessage: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetMessageRequest, _conversation_service_pb2.GetMessageResponse]
-    """Reads one message."""
+    """Reads one message, by its number or the client's id."""
     GetLastMessage: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetLastMessageRequest, _conversation_service_pb2.GetLastMessageResponse]
     """Reads a conversation's last message."""
     WatchMessages: _grpc.UnaryStreamMultiCallable[_conversation_service_pb2.WatchMessagesRequest, _conversation_service_pb2.WatchMessagesResponse]
@@ -70,6 +70,8 @@ class ConversationServiceStub:
     """Copies a conversation up to a message, with labels, time to live and state, to a new one."""
     GetState: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetStateRequest, _conversation_service_pb2.GetStateResponse]
     """Reads a state document."""
+    GetStates: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.GetStatesRequest, _conversation_service_pb2.GetStatesResponse]
+    """Reads several state documents, of one moment."""
     SetState: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.SetStateRequest, _conversation_service_pb2.SetStateResponse]
     """Writes a state document. That of a session creates the conversation if necessary."""
     DeleteState: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.DeleteStateRequest, _conversation_service_pb2.DeleteStateResponse]
@@ -77,7 +79,7 @@ class ConversationServiceStub:
     EraseUser: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.EraseUserRequest, _conversation_service_pb2.EraseUserResponse]
     """Erases a user's state document and all conversations with the label `user` of that value, from the files, too."""
     WriteTogether: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.WriteTogetherRequest, _conversation_service_pb2.WriteTogetherResponse]
-    """Writes messages, state and fragments of a namespace in one transaction: all or nothing."""
+    """Writes and deletes messages, state and fragments of a namespace in one transaction: all or nothing."""
     SavePlans: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.SavePlansRequest, _conversation_service_pb2.SavePlansResponse]
     """Saves plans together."""
     ListPlans: _grpc.UnaryUnaryMultiCallable[_conversation_service_pb2.ListPlansRequest, _conversation_service_pb2.ListPlansResponse]
@@ -106,7 +108,7 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     ListMessages: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListMessagesRequest, _conversation_service_pb2.ListMessagesResponse]  # type: ignore[assignment]
     """Lists a conversation's messages in order, or the newest first: all, one agent's, or those between two agents."""
     GetMessage: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetMessageRequest, _conversation_service_pb2.GetMessageResponse]  # type: ignore[assignment]
-    """Reads one message."""
+    """Reads one message, by its number or the client's id."""
     GetLastMessage: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetLastMessageRequest, _conversation_service_pb2.GetLastMessageResponse]  # type: ignore[assignment]
     """Reads a conversation's last message."""
     WatchMessages: _aio.UnaryStreamMultiCallable[_conversation_service_pb2.WatchMessagesRequest, _conversation_service_pb2.WatchMessagesResponse]  # type: ignore[assignment]
@@ -131,6 +133,8 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     """Copies a conversation up to a message, with labels, time to live and state, to a new one."""
     GetState: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetStateRequest, _conversation_service_pb2.GetStateResponse]  # type: ignore[assignment]
     """Reads a state document."""
+    GetStates: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.GetStatesRequest, _conversation_service_pb2.GetStatesResponse]  # type: ignore[assignment]
+    """Reads several state documents, of one moment."""
     SetState: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.SetStateRequest, _conversation_service_pb2.SetStateResponse]  # type: ignore[assignment]
     """Writes a state document. That of a session creates the conversation if necessary."""
     DeleteState: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.DeleteStateRequest, _conversation_service_pb2.DeleteStateResponse]  # type: ignore[assignment]
@@ -138,7 +142,7 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     EraseUser: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.EraseUserRequest, _conversation_service_pb2.EraseUserResponse]  # type: ignore[assignment]
     """Erases a user's state document and all conversations with the label `user` of that value, from the files, too."""
     WriteTogether: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.WriteTogetherRequest, _conversation_service_pb2.WriteTogetherResponse]  # type: ignore[assignment]
-    """Writes messages, state and fragments of a namespace in one transaction: all or nothing."""
+    """Writes and deletes messages, state and fragments of a namespace in one transaction: all or nothing."""
     SavePlans: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.SavePlansRequest, _conversation_service_pb2.SavePlansResponse]  # type: ignore[assignment]
     """Saves plans together."""
     ListPlans: _aio.UnaryUnaryMultiCallable[_conversation_service_pb2.ListPlansRequest, _conversation_service_pb2.ListPlansResponse]  # type: ignore[assignment]
@@ -194,7 +198,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.GetMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.GetMessageResponse, _abc.Awaitable[_conversation_service_pb2.GetMessageResponse]]:
-        """Reads one message."""
+        """Reads one message, by its number or the client's id."""
 
     @_abc_1.abstractmethod
     def GetLastMessage(
@@ -293,6 +297,14 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         """Reads a state document."""
 
     @_abc_1.abstractmethod
+    def GetStates(
+        self,
+        request: _conversation_service_pb2.GetStatesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_service_pb2.GetStatesResponse, _abc.Awaitable[_conversation_service_pb2.GetStatesResponse]]:
+        """Reads several state documents, of one moment."""
+
+    @_abc_1.abstractmethod
     def SetState(
         self,
         request: _conversation_service_pb2.SetStateRequest,
@@ -322,7 +334,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_service_pb2.WriteTogetherRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_service_pb2.WriteTogetherResponse, _abc.Awaitable[_conversation_service_pb2.WriteTogetherResponse]]:
-        """Writes messages, state and fragments of a namespace in one transaction: all or nothing."""
+        """Writes and deletes messages, state and fragments of a namespace in one transaction: all or nothing."""
 
     @_abc_1.abstractmethod
     def SavePlans(

@@ -4,15 +4,22 @@ import type { MessageInitShape } from "@bufbuild/protobuf";
 import {
   AppendMessagesRequestSchema,
   ConversationMessageSchema,
+  GetStatesRequestSchema,
   ListConversationsRequestSchema,
   ListMessagesRequestSchema,
+  SetStateRequestSchema,
   UpdateConversationRequestSchema,
+  WriteTogetherRequestSchema,
 } from "./gen/memstream/v1/conversation_service_pb.js";
 import type {
   AppendMessagesResponse,
   Conversation as ConversationInfo,
   ConversationMessage,
   RemoveMessagesRequestSchema,
+  State,
+  StateScope,
+  TransactionResult,
+  TransactionWriteSchema,
 } from "./gen/memstream/v1/conversation_service_pb.js";
 import { checkedMessage, checkOptions } from "./checks.js";
 import { protocolViolationError } from "./errors.js";
@@ -28,6 +35,32 @@ export interface AppendCondition {
   /** The conversation does not exist. Otherwise the error has the reason MEMORY_EXISTS. */
   readonly absent?: boolean;
 }
+
+/** What must hold for messages or a conversation to be deleted. */
+export interface DeleteCondition {
+  /** The number of the last message; 0: there is none. Otherwise the error has the reason ETAG_MISMATCH. */
+  readonly lastNumber?: bigint;
+}
+
+/** A write of a transaction: the contract's TransactionWrite. */
+export type Write = MessageInitShape<typeof TransactionWriteSchema>;
+
+/** A state document by its place. */
+export interface StateKey {
+  readonly scope: StateScope;
+  /** The name of the application, the user, or the session's conversation. */
+  readonly name: string;
+}
+
+/** What must hold for a state document to be written; at most one. Otherwise the error has the reason ETAG_MISMATCH. */
+export interface StateCondition {
+  /** The etag that was read. */
+  readonly etag?: string;
+  /** There is no such document. */
+  readonly absent?: boolean;
+}
+
+const STATES_MAX = 1_000;
 
 /** Which messages to list: fields of the contract's ListMessagesRequest. */
 export type MessageQuery = Omit<MessageInitShape<typeof ListMessagesRequestSchema>, "$typeName" | "namespace" | "conversation">;
@@ -83,6 +116,11 @@ export class Conversation {
     return present((await this.link.conversations.getMessage({ ...this.named, number })).message);
   }
 
+  /** The message with that `clientId`. */
+  async messageById(clientId: string): Promise<ConversationMessage> {
+    return present((await this.link.conversations.getMessage({ ...this.named, clientId })).message);
+  }
+
   /** The last message. */
   async lastMessage(): Promise<ConversationMessage> {
     return present((await this.link.conversations.getLastMessage(this.named)).message);
@@ -96,27 +134,29 @@ export class Conversation {
   }
 
   /** Deletes these messages, or none if one is not there; returns how many. */
-  async removeMessages(numbers: readonly bigint[]): Promise<bigint> {
-    return this.remove({ case: "numbers", value: { numbers: [...numbers] } });
+  async removeMessages(numbers: readonly bigint[], condition: DeleteCondition = {}): Promise<bigint> {
+    return this.remove({ case: "numbers", value: { numbers: [...numbers] } }, condition);
   }
 
   /** Deletes the oldest messages, so many or all, and returns how many. */
-  async removeOldest(count: bigint): Promise<bigint> {
-    return this.remove({ case: "oldest", value: count });
+  async removeOldest(count: bigint, condition: DeleteCondition = {}): Promise<bigint> {
+    return this.remove({ case: "oldest", value: count }, condition);
   }
 
   /** Deletes the message with that number and all after it, and returns how many. */
-  async truncate(fromNumber: bigint): Promise<bigint> {
-    return this.remove({ case: "fromNumber", value: fromNumber });
+  async truncate(fromNumber: bigint, condition: DeleteCondition = {}): Promise<bigint> {
+    return this.remove({ case: "fromNumber", value: fromNumber }, condition);
   }
 
-  private async remove(which: NonNullable<Which>): Promise<bigint> {
-    return (await this.link.conversations.removeMessages({ ...this.named, which })).removed;
+  private async remove(which: NonNullable<Which>, condition: DeleteCondition): Promise<bigint> {
+    checkOptions("condition", condition, { lastNumber: true });
+    return (await this.link.conversations.removeMessages({ ...this.named, which, ...condition })).removed;
   }
 
   /** Deletes the last message and returns it. */
-  async popMessage(): Promise<ConversationMessage> {
-    return present((await this.link.conversations.popMessage(this.named)).message);
+  async popMessage(condition: DeleteCondition = {}): Promise<ConversationMessage> {
+    checkOptions("condition", condition, { lastNumber: true });
+    return present((await this.link.conversations.popMessage({ ...this.named, ...condition })).message);
   }
 
   /** Its labels, counts and times. */
@@ -142,8 +182,9 @@ export class Conversation {
   }
 
   /** Deletes it with messages, plans and state, and returns how many messages it had. */
-  async delete(): Promise<bigint> {
-    return (await this.link.conversations.deleteConversation(this.named)).messages;
+  async delete(condition: DeleteCondition = {}): Promise<bigint> {
+    checkOptions("condition", condition, { lastNumber: true });
+    return (await this.link.conversations.deleteConversation({ ...this.named, ...condition })).messages;
   }
 }
 
@@ -158,6 +199,40 @@ export async function* listConversations(
     yield* page.conversations;
     pageToken = page.nextPageToken;
   } while (pageToken !== "");
+}
+
+/** Does the writes in one transaction, all or none. `memory`: the one that fragments are put into. */
+export async function writeTogether(
+  link: Link, namespace: string, writes: readonly Write[], memory: string,
+): Promise<TransactionResult[]> {
+  const request = checkedMessage("request", WriteTogetherRequestSchema, { namespace, memory, writes: [...writes] });
+  return (await link.conversations.writeTogether(request)).results;
+}
+
+/** Those of the state documents that exist, in the order of the keys. */
+export async function getStates(link: Link, namespace: string, keys: readonly StateKey[]): Promise<State[]> {
+  const found: State[] = [];
+  for (let place = 0; place < keys.length;) {
+    const asked = keys.slice(place, place + STATES_MAX).map(({ scope, name }) => ({ scope, name }));
+    const request = checkedMessage("request", GetStatesRequestSchema, { namespace, keys: asked });
+    const answer = await link.conversations.getStates(request);
+    found.push(...answer.states);
+    place += Math.max(1, answer.answered);
+  }
+  return found;
+}
+
+/** Writes a state document; the answer has no document. */
+export async function setState(
+  link: Link, namespace: string, key: StateKey, document: string, condition: StateCondition,
+): Promise<State> {
+  checkOptions("condition", condition, { etag: true, absent: true });
+  const { etag, absent } = condition;
+  const precondition = etag !== undefined
+    ? { case: "etag" as const, value: etag }
+    : absent ? { case: "absent" as const, value: true } : { case: undefined };
+  const request = checkedMessage("request", SetStateRequestSchema, { namespace, ...key, document, precondition });
+  return present((await link.conversations.setState(request)).state);
 }
 
 function present<T>(value: T | undefined): T {

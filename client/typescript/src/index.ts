@@ -14,7 +14,12 @@ import type { Client as GeneratedClient } from "@connectrpc/connect";
 
 import type { BlockService } from "./gen/memstream/v1/block_service_pb.js";
 import type { ContextService } from "./gen/memstream/v1/context_service_pb.js";
-import type { Conversation as ConversationInfo, ConversationService } from "./gen/memstream/v1/conversation_service_pb.js";
+import type {
+  Conversation as ConversationInfo,
+  ConversationService,
+  State,
+  TransactionResult,
+} from "./gen/memstream/v1/conversation_service_pb.js";
 import type { MemoryKind, PolicySchema, Profile } from "./gen/memstream/v1/memory_pb.js";
 import { CreateMemoryRequestSchema } from "./gen/memstream/v1/memory_service_pb.js";
 import type { MemoryService } from "./gen/memstream/v1/memory_service_pb.js";
@@ -29,8 +34,8 @@ import type { Answer } from "./answer.js";
 import { checkedMessage, checkOptions } from "./checks.js";
 import { Context, CONTEXT_OPTIONS, toContextRequest } from "./context.js";
 import type { ContextOptions } from "./context.js";
-import { Conversation, listConversations } from "./conversation.js";
-import type { ConversationQuery } from "./conversation.js";
+import { Conversation, getStates, listConversations, setState, writeTogether } from "./conversation.js";
+import type { ConversationQuery, StateCondition, StateKey, Write } from "./conversation.js";
 import { protocolViolationError } from "./errors.js";
 import { Link, memoryPath } from "./link.js";
 import type { MemoryPath, Settings } from "./link.js";
@@ -60,7 +65,19 @@ export type {
   TokenBounds,
 } from "./context.js";
 export { Conversation } from "./conversation.js";
-export type { AppendCondition, ConversationChange, ConversationQuery, MessageQuery, NewMessage } from "./conversation.js";
+export type {
+  AppendCondition,
+  ConversationChange,
+  ConversationQuery,
+  DeleteCondition,
+  MessageQuery,
+  NewMessage,
+  StateCondition,
+  StateKey,
+  Write,
+} from "./conversation.js";
+export { StateScope } from "./gen/memstream/v1/conversation_service_pb.js";
+export type { State, TransactionResult } from "./gen/memstream/v1/conversation_service_pb.js";
 export { RETRY } from "./backoff.js";
 export type { Retry } from "./backoff.js";
 export { asError, ClosedError, MemstreamError, ServerBehindError } from "./errors.js";
@@ -120,6 +137,34 @@ export class Client {
   /** The conversations of a namespace that match, over all pages. */
   listConversations(namespace: string, query: ConversationQuery = {}): AsyncGenerator<ConversationInfo, void, undefined> {
     return listConversations(this.link, namespace, query);
+  }
+
+  /**
+   * Writes and deletes messages, conversations, state and fragments in one transaction, all or none; the result of each.
+   * `memory`: the one that fragments are put into.
+   */
+  async writeTogether(namespace: string, writes: readonly Write[], memory = ""): Promise<TransactionResult[]> {
+    return writeTogether(this.link, namespace, writes, memory);
+  }
+
+  /** A state document; undefined if there is none. */
+  async getState(namespace: string, key: StateKey): Promise<State | undefined> {
+    return (await getStates(this.link, namespace, [key]))[0];
+  }
+
+  /** Those of the state documents that exist, in the order of the keys. */
+  async getStates(namespace: string, keys: readonly StateKey[]): Promise<State[]> {
+    return getStates(this.link, namespace, keys);
+  }
+
+  /** Writes a state document, any JSON as text; the answer has no document. */
+  async setState(namespace: string, key: StateKey, document: string, condition: StateCondition = {}): Promise<State> {
+    return setState(this.link, namespace, key, document, condition);
+  }
+
+  /** Deletes a state document, and returns whether there was one. `etag`: that of the document; empty for any. */
+  async deleteState(namespace: string, key: StateKey, etag = ""): Promise<boolean> {
+    return (await this.conversations.deleteState({ namespace, ...key, etag })).deleted;
   }
 
   /** Creates the memory "namespace/name". */

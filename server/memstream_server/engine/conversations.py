@@ -16,6 +16,7 @@ from memstream_server.engine.background.task import wait_for_news
 from memstream_server.engine.errors import (
     ConversationNotFound,
     EtagMismatch,
+    InvalidField,
     MemoryExists,
     RequestIdConflict,
     write_error,
@@ -32,11 +33,14 @@ from memstream_server.ports.conversation_records import (
     ConversationResult,
     ConversationWrite,
     JointWrites,
+    RemovesTooMany,
     ReplaceMessage,
     SessionStore,
+    SetState,
     State,
     StateDiffers,
     StateName,
+    UpdateConversation,
 )
 from memstream_server.ports.conversations import (
     AnswerOf,
@@ -152,9 +156,9 @@ class Conversations:
         """In order of number."""
         return await _map_errors(self._store.list_messages(conversation, query))
 
-    async def get_message(self, conversation: ConversationName, number: int) -> Message:
-        """The message with its body."""
-        return await _map_errors(self._store.get_message(conversation, number))
+    async def get_message(self, conversation: ConversationName, which: int | str) -> Message:
+        """The message with its body, by its number or its client id."""
+        return await _map_errors(self._store.get_message(conversation, which))
 
     async def last_message(self, conversation: ConversationName) -> Message:
         """The message with the highest number."""
@@ -183,9 +187,11 @@ class Conversations:
         """How many were deleted, and what is last now."""
         return await _map_errors(self._store.remove_messages(conversation, removal, self._clock.now_us(), answer))
 
-    async def pop_message(self, conversation: ConversationName, answer: AnswerOf[Message] = None) -> Message:
+    async def pop_message(
+        self, conversation: ConversationName, last_number: int | None = None, answer: AnswerOf[Message] = None
+    ) -> Message:
         """The message that was the last."""
-        return await _map_errors(self._store.pop_message(conversation, answer))
+        return await _map_errors(self._store.pop_message(conversation, last_number, answer))
 
     async def save_plans(
         self, conversation: ConversationName, plans: Sequence[Plan], answer: AnswerOf[tuple[Plan, ...]] = None
@@ -225,9 +231,11 @@ class Conversations:
         updating = self._store.update_conversation(conversation, change, self._clock.now_us(), answer)
         return await self._write_shielded([], updating)
 
-    async def delete_conversation(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
+    async def delete_conversation(
+        self, conversation: ConversationName, last_number: int | None = None, answer: AnswerOf[int] = None
+    ) -> int:
         """How many messages it had. Watches wait for another one of that name."""
-        return await _map_errors(self._store.delete_conversation(conversation, answer))
+        return await _map_errors(self._store.delete_conversation(conversation, last_number, answer))
 
     async def fork_conversation(
         self,
@@ -245,6 +253,10 @@ class Conversations:
         """The document."""
         return await _map_errors(self._store.get_state(name))
 
+    async def get_states(self, names: Sequence[StateName], bytes_max: int) -> list[State | None]:
+        """As many documents, from the first, as `bytes_max` holds; None for those that do not exist."""
+        return await _map_errors(self._store.get_states(names, bytes_max))
+
     async def set_state(
         self, name: StateName, document: bytes, version: int | None, answer: AnswerOf[State] = None
     ) -> State:
@@ -252,9 +264,9 @@ class Conversations:
         await self._check_bytes(name.namespace)
         return await _map_errors(self._store.set_state(name, document, version, self._clock.now_us(), answer))
 
-    async def delete_state(self, name: StateName, answer: AnswerOf[bool] = None) -> bool:
+    async def delete_state(self, name: StateName, version: int | None = None, answer: AnswerOf[bool] = None) -> bool:
         """Whether there was one."""
-        return await _map_errors(self._store.delete_state(name, answer))
+        return await _map_errors(self._store.delete_state(name, version, answer))
 
     async def erase_user(self, namespace: str, user: str) -> tuple[int, bool]:
         """How many conversations were deleted, and whether there was a state. Leaves nothing in the journal's files."""
@@ -283,13 +295,15 @@ class Conversations:
             return JointWrites(given.writes, self._clock.now_us(), finish, stored)
 
         await self._check_bytes(given.namespace)
-        messages = [message for one in given.writes for message in _messages_of(one)]
-        async with self._store.store_bodies(given.namespace, messages, self._clock.now_us()) as stored:
+        bodies = [body for one in given.writes for body in _bodies_of(one)]
+        async with self._store.store_bodies(given.namespace, bodies, self._clock.now_us()) as stored:
             if given.puts:
                 assert self._fragments is not None
                 await self._fragments.put_together(given.namespace, given.memory, given.puts, join, given.request)
             else:
                 await self._store.write_together(join(()))
+        if any(not isinstance(one, AppendMessages | UpdateConversation) for one in given.writes):
+            await _map_errors(self._store.purge_deleted(given.namespace))
         return written[-1]  # of the try that was committed
 
     async def watch(self, conversation: ConversationName, after: int) -> AsyncGenerator[list[Message], None]:
@@ -353,12 +367,14 @@ class Conversations:
         return written
 
 
-def _messages_of(write: ConversationWrite) -> Sequence[Message]:
+def _bodies_of(write: ConversationWrite) -> Sequence[bytes | None]:
     match write:
         case AppendMessages():
-            return write.messages
+            return [message.body for message in write.messages]
         case ReplaceMessage():
-            return (write.message,)
+            return (write.message.body,)
+        case SetState():
+            return (write.document,)
         case _:
             return ()
 
@@ -376,6 +392,8 @@ async def _map_errors(work: Awaitable[T]) -> T:
         raise EtagMismatch(f"{error}: read again, then decide", etag=error.last_number) from error
     except StateDiffers as error:
         raise EtagMismatch(f"{error}: read again, then decide", etag=error.version) from error
+    except RemovesTooMany as error:
+        raise InvalidField(f"{error}: delete them by RemoveMessages") from error
     except ClientIdTaken as error:
         raise RequestIdConflict(f"{error}: give every message its own") from error
     except JournalError as error:  # includes Conflict: a concurrent call stored the answer, which the rpc returns

@@ -14,6 +14,8 @@ from memstream_server.ports.conversations import (
     ConversationStore,
     Message,
     Precondition,
+    Removal,
+    Removed,
 )
 from memstream_server.ports.journal.errors import PreconditionFailed
 from memstream_server.ports.journal.records import Answer, Labels
@@ -28,6 +30,10 @@ class StateDiffers(PreconditionFailed):
     def __init__(self, text: str, version: int) -> None:
         super().__init__(text)
         self.version = version
+
+
+class RemovesTooMany(PreconditionFailed):
+    """A transaction cannot delete so many messages and keep others."""
 
 
 class StateScope(StrEnum):
@@ -155,6 +161,33 @@ class SetState:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveMessages:
+    """Deletes messages: at most `REMOVED_MAX`, or all; see ConversationStore.remove_messages. Raises RemovesTooMany."""
+
+    conversation: ConversationName
+    removal: Removal
+
+
+REMOVED_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteConversation:
+    """Deletes a conversation. `last_number`: as in Removal."""
+
+    conversation: ConversationName
+    last_number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteState:
+    """Deletes a state document; see SessionStore.delete_state."""
+
+    name: StateName
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AdvanceFeed:
     """Says that a conversation has fed its memory from one number to another. Raises PreconditionFailed if it does not
     feed that memory, or has another `fed_number`."""
@@ -166,8 +199,18 @@ class AdvanceFeed:
     to_number: int
 
 
-ConversationWrite: TypeAlias = AppendMessages | ReplaceMessage | UpdateConversation | SetState | AdvanceFeed
-ConversationResult: TypeAlias = Appended | Message | ConversationRecord | State | None
+ConversationWrite: TypeAlias = (
+    AppendMessages
+    | ReplaceMessage
+    | UpdateConversation
+    | SetState
+    | RemoveMessages
+    | DeleteConversation
+    | DeleteState
+    | AdvanceFeed
+)
+ConversationResult: TypeAlias = Appended | Message | ConversationRecord | State | Removed | int | bool | None
+"""int: how many messages a deleted conversation had. bool: whether there was a state document."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,8 +241,10 @@ class SessionStore(ConversationStore, Protocol):
         answer: AnswerOf[ConversationRecord] = None,
     ) -> ConversationRecord: ...
 
-    async def delete_conversation(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
-        """With messages, plans and state. How many messages it had."""
+    async def delete_conversation(
+        self, conversation: ConversationName, last_number: int | None = None, answer: AnswerOf[int] = None
+    ) -> int:
+        """With messages, plans and state. How many messages it had. Raises LastNumberDiffers."""
         ...
 
     async def fork_conversation(
@@ -215,6 +260,11 @@ class SessionStore(ConversationStore, Protocol):
 
     async def get_state(self, name: StateName) -> State: ...
 
+    async def get_states(self, names: Sequence[StateName], bytes_max: int) -> list[State | None]:
+        """Of one snapshot; None for those that do not exist. As many, from the first, as `bytes_max` holds, but one in
+        any case."""
+        ...
+
     async def set_state(
         self, name: StateName, document: bytes, version: int | None, now_us: int, answer: AnswerOf[State] = None
     ) -> State:
@@ -225,7 +275,9 @@ class SessionStore(ConversationStore, Protocol):
         """Those of apps and users with (scope, name) above `after`, in that order."""
         ...
 
-    async def delete_state(self, name: StateName, answer: AnswerOf[bool] = None) -> bool: ...
+    async def delete_state(self, name: StateName, version: int | None = None, answer: AnswerOf[bool] = None) -> bool:
+        """Whether there was one. `version`: as for set_state."""
+        ...
 
     async def erase_user(self, namespace: str, user: str) -> tuple[int, bool]:
         """Delete the conversations with the label `user`, and the user's state; how many, and whether there was one.

@@ -156,6 +156,8 @@ class Removal:
     """So many, the oldest first."""
     from_number: int | None = None
     """This one and all above."""
+    last_number: int | None = None
+    """What must hold: the number of the present last message; 0: there is none. None: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,18 +292,24 @@ class ConversationStore(Protocol):
         ...
 
     def store_bodies(
-        self, namespace: str, messages: Sequence[Message], now_us: int
+        self, namespace: str, bodies: Sequence[bytes | None], now_us: int
     ) -> AbstractAsyncContextManager[Mapping[bytes, int]]:
-        """Write large bodies in parts, for the transaction that runs inside (`JointWrites.stored`). Nobody reads parts
-        without a message; they are deleted at the end if there is none. The methods below do this themselves."""
+        """Write large bodies of messages, and documents, in parts, for the transaction that runs inside
+        (`JointWrites.stored`). Nobody reads parts without an owner; they are deleted at the end if there is none. The
+        methods below do this themselves."""
+        ...
+
+    async def purge_deleted(self, namespace: str) -> None:
+        """Delete the rows of what a transaction has deleted or replaced; what fails is left to `prune_conversations`.
+        The methods below do this themselves."""
         ...
 
     async def list_messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
         """In order of number."""
         ...
 
-    async def get_message(self, conversation: ConversationName, number: int) -> Message:
-        """Raises NotThere if there is none."""
+    async def get_message(self, conversation: ConversationName, which: int | str) -> Message:
+        """By its number or its client id. Raises NotThere if there is none."""
         ...
 
     async def replace_message(
@@ -313,11 +321,13 @@ class ConversationStore(Protocol):
     async def remove_messages(
         self, conversation: ConversationName, removal: Removal, now_us: int, answer: AnswerOf[Removed] = None
     ) -> Removed:
-        """Raises NotThere if one of the numbers is not there. Readers see all of it or nothing."""
+        """Raises NotThere if one of the numbers is not there, LastNumberDiffers. Readers see all of it or nothing."""
         ...
 
-    async def pop_message(self, conversation: ConversationName, answer: AnswerOf[Message] = None) -> Message:
-        """Deletes the last message and returns it. Raises NotThere if there is none."""
+    async def pop_message(
+        self, conversation: ConversationName, last_number: int | None = None, answer: AnswerOf[Message] = None
+    ) -> Message:
+        """Deletes the last message and returns it. Raises NotThere if there is none, LastNumberDiffers."""
         ...
 
     async def last_message(self, conversation: ConversationName) -> Message:

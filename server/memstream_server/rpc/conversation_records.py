@@ -18,18 +18,23 @@ from memstream_server.ports.conversation_records import (
     ConversationRecord,
     ConversationResult,
     ConversationWrite,
+    DeleteConversation,
+    DeleteState,
+    RemoveMessages,
     ReplaceMessage,
     SetState,
     State,
     StateName,
     UpdateConversation,
 )
-from memstream_server.ports.conversations import Appended, ConversationName, Message
+from memstream_server.ports.conversations import Appended, ConversationName, Message, Removed
 from memstream_server.rpc import page_tokens, validation
+from memstream_server.rpc.access.caller import Verb, caller_may
+from memstream_server.rpc.errors import PermissionDenied
 from memstream_server.rpc.fragments import put_response, read_put
 from memstream_server.rpc.idempotency import idempotent_call, respond_once
 from memstream_server.rpc.limits import encode_fitting
-from memstream_server.rpc.messages import MessageService, appended_response, replaced_response
+from memstream_server.rpc.messages import MessageService, appended_response, removed_response, replaced_response
 from memstream_server.rpc.validation import Violations, check_identifier, check_name
 from memstream_server.rpc.wire import conversations as wire
 from memstream_server.rpc.wire.policies import read_labels
@@ -37,6 +42,7 @@ from memstream_server.rpc.wire.scalars import duration_us
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _VERSION_CHARS_MAX = 18
+_DELETIONS = ("remove_messages", "delete_conversation", "delete_state")
 
 
 class SessionService(MessageService):
@@ -104,11 +110,13 @@ class SessionService(MessageService):
     async def delete_conversation(
         self, request: pb.DeleteConversationRequest, _context: _Context
     ) -> pb.DeleteConversationResponse:
-        named = self._checked_name(request, request.request_id)
+        found = Violations()
+        named, last = self._conversation_of(found, request), wire.read_last_number(found, request)
+        self._check_request(found, request.request_id)
         return await self._respond_once(
             request,
             request.namespace,
-            lambda answer: self._conversations.delete_conversation(named, answer),
+            lambda answer: self._conversations.delete_conversation(named, last, answer),
             lambda count: pb.DeleteConversationResponse(messages=count),
         )
 
@@ -135,6 +143,34 @@ class SessionService(MessageService):
         state = await self._conversations.get_state(name)
         return pb.GetStateResponse(state=wire.state_message(name, state, document=True))
 
+    async def get_states(self, request: pb.GetStatesRequest, _context: _Context) -> bytes:
+        """A serialised GetStatesResponse."""
+        found = Violations()
+        check_name(found, "namespace", request.namespace, self._limits)
+        if not request.keys:
+            found.add("keys", "is empty")
+        if len(request.keys) > self._limits.page_size_max:
+            found.add("keys", f"has {len(request.keys)} keys, at most {self._limits.page_size_max} are allowed")
+            found.check()
+        names = [
+            wire.read_state_name(found, request.namespace, key.scope, key.name, self._limits, f"keys[{place}].")
+            for place, key in enumerate(request.keys)
+        ]
+        if len(set(names)) < len(names):
+            found.add("keys", "has one key twice")
+        found.check()
+        most = self._limits.page_bytes_max
+        states = await self._conversations.get_states(names, most)
+
+        def add(page: pb.GetStatesResponse, row: tuple[StateName, State | None]) -> None:
+            name, state = row
+            if state is not None:
+                page.states.append(wire.state_message(name, state, document=True))
+
+        rows = list(zip(names, states, strict=False))
+        shown, count = await encode_fitting(rows, pb.GetStatesResponse(), add, most)
+        return shown + pb.GetStatesResponse(answered=count).SerializeToString()
+
     async def set_state(self, request: pb.SetStateRequest, _context: _Context) -> pb.SetStateResponse:
         found = Violations()
         read = await self._read_state(found, request)
@@ -151,25 +187,25 @@ class SessionService(MessageService):
         document = await wire.read_json(found, "document", request.document, self._limits)
         version = None
         if request.WhichOneof("precondition") == "etag":
-            digits = request.etag
-            if not (digits.isascii() and digits.isdigit() and len(digits) <= _VERSION_CHARS_MAX):
-                found.add("etag", "is not one that the server gave")
-            else:
-                version = int(digits)
+            version = _read_etag(found, request.etag)
         elif request.absent:
             version = 0
         return SetState(name, document, version)
 
     async def delete_state(self, request: pb.DeleteStateRequest, _context: _Context) -> pb.DeleteStateResponse:
         found = Violations()
-        name = wire.read_state_name(found, request.namespace, request.scope, request.name, self._limits)
+        read = self._read_state_deletion(found, request)
         self._check_request(found, request.request_id)
         return await self._respond_once(
             request,
             request.namespace,
-            lambda answer: self._conversations.delete_state(name, answer),
+            lambda answer: self._conversations.delete_state(read.name, read.version, answer),
             lambda deleted: pb.DeleteStateResponse(deleted=deleted),
         )
+
+    def _read_state_deletion(self, found: Violations, request: pb.DeleteStateRequest) -> DeleteState:
+        name = wire.read_state_name(found, request.namespace, request.scope, request.name, self._limits)
+        return DeleteState(name, _read_etag(found, request.etag) if request.etag else None)
 
     async def erase_user(self, request: pb.EraseUserRequest, _context: _Context) -> pb.EraseUserResponse:
         found = Violations()
@@ -191,6 +227,7 @@ class SessionService(MessageService):
         if len(request.writes) > self._limits.batch_max:
             found.add("writes", f"has {len(request.writes)} writes, at most {self._limits.batch_max} are allowed")
             found.check()
+        _check_deletions(request)
         writes: list[ConversationWrite] = []
         puts: list[tuple[NewObservation, str | None]] = []
         for place, write in enumerate(request.writes):
@@ -233,16 +270,37 @@ class SessionService(MessageService):
                 return self._read_update(inside, write.update_conversation)
             case "set_state":
                 return await self._read_state(inside, write.set_state)
+            case "remove_messages":
+                named = self._conversation_of(inside, write.remove_messages)
+                return RemoveMessages(named, self._read_removal(inside, write.remove_messages))
+            case "delete_conversation":
+                named = self._conversation_of(inside, write.delete_conversation)
+                return DeleteConversation(named, wire.read_last_number(inside, write.delete_conversation))
+            case "delete_state":
+                return self._read_state_deletion(inside, write.delete_state)
             case "put_fragment":
                 _fill_name(inside, given, "memory", request.memory)
                 check_name(inside, "memory", given.memory, self._limits)
                 return read_put(inside, write.put_fragment, self._limits, self._conversations.dimension)
 
 
+def _read_etag(found: Violations, etag: str) -> int:
+    if not (etag.isascii() and etag.isdigit() and len(etag) <= _VERSION_CHARS_MAX):
+        found.add("etag", "is not one that the server gave")
+        return 0
+    return int(etag)
+
+
 def _fill_name(found: Violations, given: Any, field: str, value: str) -> None:
     if getattr(given, field) not in ("", value):
         found.add(field, "is another one than the transaction's")
     setattr(given, field, value)
+
+
+def _check_deletions(request: pb.WriteTogetherRequest) -> None:
+    deletes = any(write.WhichOneof("write") in _DELETIONS for write in request.writes)
+    if deletes and not caller_may(Verb.FORGET, request.namespace):
+        raise PermissionDenied("writes that delete need the right forget in this namespace")
 
 
 def _check_puts(
@@ -286,4 +344,10 @@ def _result_message(write: ConversationWrite, done: ConversationResult) -> pb.Tr
             return pb.TransactionResult(set_state=_state_response(write.name, done))
         case UpdateConversation(), ConversationRecord():
             return pb.TransactionResult(update_conversation=_updated_response(done))
+        case RemoveMessages(), Removed():
+            return pb.TransactionResult(remove_messages=removed_response(done))
+        case DeleteState(), bool():
+            return pb.TransactionResult(delete_state=pb.DeleteStateResponse(deleted=done))
+        case DeleteConversation(), int():
+            return pb.TransactionResult(delete_conversation=pb.DeleteConversationResponse(messages=done))
     raise TypeError(f"{type(done).__name__} is no result of {type(write).__name__}")

@@ -20,6 +20,7 @@ from memstream_server.ports.conversations import (
     MessageQuery,
     Precondition,
     Removal,
+    Removed,
 )
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.idempotency import IdempotentCall, idempotent_call, respond_once
@@ -149,9 +150,12 @@ class MessageService:
     async def get_message(self, request: pb.GetMessageRequest, _context: _Context) -> pb.GetMessageResponse:
         found = Violations()
         named = self._conversation_of(found, request)
-        number = wire.message_number(found, "number", request.number)
+        client_id = check_identifier(found, "client_id", request.client_id, self._limits)
+        if client_id and request.number:
+            found.add("number", "is set beside client_id: give one of them")
+        number = 0 if client_id else wire.message_number(found, "number", request.number)
         found.check()
-        message = await self._conversations.get_message(named, number)
+        message = await self._conversations.get_message(named, client_id or number)
         return pb.GetMessageResponse(message=wire.message_of(named, message))
 
     async def get_last_message(
@@ -199,10 +203,13 @@ class MessageService:
             request,
             request.namespace,
             lambda answer: self._conversations.remove_messages(named, removal, answer),
-            lambda done: pb.RemoveMessagesResponse(removed=done.count, last_number=done.last_number),
+            removed_response,
         )
 
     def _read_removal(self, found: Violations, request: pb.RemoveMessagesRequest) -> Removal:
+        return replace(self._read_which(found, request), last_number=wire.read_last_number(found, request))
+
+    def _read_which(self, found: Violations, request: pb.RemoveMessagesRequest) -> Removal:
         match request.WhichOneof("which"):
             case "numbers":
                 given = request.numbers.numbers
@@ -223,11 +230,13 @@ class MessageService:
                 return Removal()
 
     async def pop_message(self, request: pb.PopMessageRequest, _context: _Context) -> pb.PopMessageResponse:
-        named = self._checked_name(request, request.request_id)
+        found = Violations()
+        named, last = self._conversation_of(found, request), wire.read_last_number(found, request)
+        self._check_request(found, request.request_id)
         return await self._respond_once(
             request,
             request.namespace,
-            lambda answer: self._conversations.pop_message(named, answer),
+            lambda answer: self._conversations.pop_message(named, last, answer),
             lambda done: pb.PopMessageResponse(message=wire.message_of(named, done)),
         )
 
@@ -275,6 +284,11 @@ def appended_response(done: Appended) -> pb.AppendMessagesResponse:
         last_number=done.last_number,
         create_time=timestamp_message(done.create_time_us) if done.count else None,
     )
+
+
+def removed_response(done: Removed) -> pb.RemoveMessagesResponse:
+    """How many, and what is last now."""
+    return pb.RemoveMessagesResponse(removed=done.count, last_number=done.last_number)
 
 
 def start_after(request: Any) -> int:

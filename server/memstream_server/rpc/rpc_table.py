@@ -116,10 +116,11 @@ _MEMSTREAM_RPCS: dict[str, dict[str, RpcRule]] = {
         "DeleteConversation": _rpc(_FORGET),
         "ForkConversation": RpcRule((Need(_READ, ("namespace",)), Need(_WRITE, ("namespace",)))),
         "GetState": _rpc(_READ),
+        "GetStates": _rpc(_READ),
         "SetState": _rpc(_WRITE, with_bodies=True),
         "DeleteState": _rpc(_FORGET),
         "EraseUser": _rpc(_FORGET),
-        # A right by a memory's labels does not reach conversations.
+        # A right by a memory's labels does not reach conversations. Writes that delete need FORGET: the handler asks.
         "WriteTogether": RpcRule((Need(_WRITE, ("namespace",), whole=True),), large_messages=True, with_bodies=True),
         "SavePlans": _rpc(_WRITE, large_messages=True),
         "ListPlans": _rpc(_READ),

@@ -1466,8 +1466,10 @@ type GetMessageRequest struct {
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// The conversation.
 	Conversation string `protobuf:"bytes,2,opt,name=conversation,proto3" json:"conversation,omitempty"`
-	// The message's number.
-	Number        int64 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
+	// The message's number; 0 with `client_id`.
+	Number int64 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
+	// The client's id of the message, instead of its number.
+	ClientId      string `protobuf:"bytes,4,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1521,6 +1523,13 @@ func (x *GetMessageRequest) GetNumber() int64 {
 		return x.Number
 	}
 	return 0
+}
+
+func (x *GetMessageRequest) GetClientId() string {
+	if x != nil {
+		return x.ClientId
+	}
+	return ""
 }
 
 // The message.
@@ -1741,7 +1750,10 @@ type RemoveMessagesRequest struct {
 	//	*RemoveMessagesRequest_FromNumber
 	Which isRemoveMessagesRequest_Which `protobuf_oneof:"which"`
 	// A repeat with the same id returns the first answer.
-	RequestId     string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The number of the conversation's last message; 0 if it has none. Otherwise nothing is deleted, and the call ends with
+	// ETAG_MISMATCH. Unset: any.
+	LastNumber    *int64 `protobuf:"varint,7,opt,name=last_number,json=lastNumber,proto3,oneof" json:"last_number,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1829,6 +1841,13 @@ func (x *RemoveMessagesRequest) GetRequestId() string {
 		return x.RequestId
 	}
 	return ""
+}
+
+func (x *RemoveMessagesRequest) GetLastNumber() int64 {
+	if x != nil && x.LastNumber != nil {
+		return *x.LastNumber
+	}
+	return 0
 }
 
 type isRemoveMessagesRequest_Which interface {
@@ -1919,7 +1938,10 @@ type PopMessageRequest struct {
 	// The conversation.
 	Conversation string `protobuf:"bytes,2,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	// A repeat with the same id returns the first answer.
-	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The number of the conversation's last message. Otherwise nothing is deleted, and the call ends with ETAG_MISMATCH.
+	// Unset: any.
+	LastNumber    *int64 `protobuf:"varint,4,opt,name=last_number,json=lastNumber,proto3,oneof" json:"last_number,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1973,6 +1995,13 @@ func (x *PopMessageRequest) GetRequestId() string {
 		return x.RequestId
 	}
 	return ""
+}
+
+func (x *PopMessageRequest) GetLastNumber() int64 {
+	if x != nil && x.LastNumber != nil {
+		return *x.LastNumber
+	}
+	return 0
 }
 
 // The message that was the last.
@@ -3475,7 +3504,10 @@ type DeleteConversationRequest struct {
 	// The conversation.
 	Conversation string `protobuf:"bytes,2,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	// A repeat with the same id returns the first answer.
-	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The number of the conversation's last message; 0 if it has none. Otherwise nothing is deleted, and the call ends with
+	// ETAG_MISMATCH. Unset: any.
+	LastNumber    *int64 `protobuf:"varint,4,opt,name=last_number,json=lastNumber,proto3,oneof" json:"last_number,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3529,6 +3561,13 @@ func (x *DeleteConversationRequest) GetRequestId() string {
 		return x.RequestId
 	}
 	return ""
+}
+
+func (x *DeleteConversationRequest) GetLastNumber() int64 {
+	if x != nil && x.LastNumber != nil {
+		return *x.LastNumber
+	}
+	return 0
 }
 
 // The conversation is gone.
@@ -3815,6 +3854,171 @@ func (x *GetStateResponse) GetState() *State {
 	return nil
 }
 
+// A state document by its place.
+type StateKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its scope.
+	Scope StateScope `protobuf:"varint,1,opt,name=scope,proto3,enum=memstream.v1.StateScope" json:"scope,omitempty"`
+	// Its name in the scope.
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StateKey) Reset() {
+	*x = StateKey{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StateKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StateKey) ProtoMessage() {}
+
+func (x *StateKey) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StateKey.ProtoReflect.Descriptor instead.
+func (*StateKey) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *StateKey) GetScope() StateScope {
+	if x != nil {
+		return x.Scope
+	}
+	return StateScope_STATE_SCOPE_UNSPECIFIED
+}
+
+func (x *StateKey) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// Names state documents.
+type GetStatesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The documents, at most 1,000; each once.
+	Keys          []*StateKey `protobuf:"bytes,2,rep,name=keys,proto3" json:"keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatesRequest) Reset() {
+	*x = GetStatesRequest{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatesRequest) ProtoMessage() {}
+
+func (x *GetStatesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatesRequest.ProtoReflect.Descriptor instead.
+func (*GetStatesRequest) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *GetStatesRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *GetStatesRequest) GetKeys() []*StateKey {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+// The state documents.
+type GetStatesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Those that exist, in the order of the request.
+	States []*State `protobuf:"bytes,1,rep,name=states,proto3" json:"states,omitempty"`
+	// How many of the request's keys are answered: all, or the first that fit into a page. Ask for the others again.
+	Answered      int32 `protobuf:"varint,2,opt,name=answered,proto3" json:"answered,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetStatesResponse) Reset() {
+	*x = GetStatesResponse{}
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetStatesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetStatesResponse) ProtoMessage() {}
+
+func (x *GetStatesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetStatesResponse.ProtoReflect.Descriptor instead.
+func (*GetStatesResponse) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *GetStatesResponse) GetStates() []*State {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+func (x *GetStatesResponse) GetAnswered() int32 {
+	if x != nil {
+		return x.Answered
+	}
+	return 0
+}
+
 // Writes a state document.
 type SetStateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3841,7 +4045,7 @@ type SetStateRequest struct {
 
 func (x *SetStateRequest) Reset() {
 	*x = SetStateRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[50]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3853,7 +4057,7 @@ func (x *SetStateRequest) String() string {
 func (*SetStateRequest) ProtoMessage() {}
 
 func (x *SetStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[50]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3866,7 +4070,7 @@ func (x *SetStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetStateRequest.ProtoReflect.Descriptor instead.
 func (*SetStateRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{50}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *SetStateRequest) GetNamespace() string {
@@ -3958,7 +4162,7 @@ type SetStateResponse struct {
 
 func (x *SetStateResponse) Reset() {
 	*x = SetStateResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[51]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3970,7 +4174,7 @@ func (x *SetStateResponse) String() string {
 func (*SetStateResponse) ProtoMessage() {}
 
 func (x *SetStateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[51]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3983,7 +4187,7 @@ func (x *SetStateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetStateResponse.ProtoReflect.Descriptor instead.
 func (*SetStateResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{51}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SetStateResponse) GetState() *State {
@@ -4003,14 +4207,16 @@ type DeleteStateRequest struct {
 	// Its name in the scope.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	// A repeat with the same id returns the first answer.
-	RequestId     string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The etag that was read; empty: any. Otherwise nothing is deleted, and the call ends with ETAG_MISMATCH.
+	Etag          string `protobuf:"bytes,5,opt,name=etag,proto3" json:"etag,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeleteStateRequest) Reset() {
 	*x = DeleteStateRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[52]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4022,7 +4228,7 @@ func (x *DeleteStateRequest) String() string {
 func (*DeleteStateRequest) ProtoMessage() {}
 
 func (x *DeleteStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[52]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4035,7 +4241,7 @@ func (x *DeleteStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteStateRequest.ProtoReflect.Descriptor instead.
 func (*DeleteStateRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{52}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DeleteStateRequest) GetNamespace() string {
@@ -4066,6 +4272,13 @@ func (x *DeleteStateRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *DeleteStateRequest) GetEtag() string {
+	if x != nil {
+		return x.Etag
+	}
+	return ""
+}
+
 // The state document is gone.
 type DeleteStateResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4077,7 +4290,7 @@ type DeleteStateResponse struct {
 
 func (x *DeleteStateResponse) Reset() {
 	*x = DeleteStateResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[53]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4089,7 +4302,7 @@ func (x *DeleteStateResponse) String() string {
 func (*DeleteStateResponse) ProtoMessage() {}
 
 func (x *DeleteStateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[53]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4102,7 +4315,7 @@ func (x *DeleteStateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteStateResponse.ProtoReflect.Descriptor instead.
 func (*DeleteStateResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{53}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DeleteStateResponse) GetDeleted() bool {
@@ -4125,7 +4338,7 @@ type EraseUserRequest struct {
 
 func (x *EraseUserRequest) Reset() {
 	*x = EraseUserRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[54]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4137,7 +4350,7 @@ func (x *EraseUserRequest) String() string {
 func (*EraseUserRequest) ProtoMessage() {}
 
 func (x *EraseUserRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[54]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4150,7 +4363,7 @@ func (x *EraseUserRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseUserRequest.ProtoReflect.Descriptor instead.
 func (*EraseUserRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{54}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *EraseUserRequest) GetNamespace() string {
@@ -4180,7 +4393,7 @@ type EraseUserResponse struct {
 
 func (x *EraseUserResponse) Reset() {
 	*x = EraseUserResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[55]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4192,7 +4405,7 @@ func (x *EraseUserResponse) String() string {
 func (*EraseUserResponse) ProtoMessage() {}
 
 func (x *EraseUserResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[55]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4205,7 +4418,7 @@ func (x *EraseUserResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EraseUserResponse.ProtoReflect.Descriptor instead.
 func (*EraseUserResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{55}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *EraseUserResponse) GetConversations() int64 {
@@ -4234,6 +4447,9 @@ type TransactionWrite struct {
 	//	*TransactionWrite_UpdateConversation
 	//	*TransactionWrite_SetState
 	//	*TransactionWrite_PutFragment
+	//	*TransactionWrite_RemoveMessages
+	//	*TransactionWrite_DeleteConversation
+	//	*TransactionWrite_DeleteState
 	Write         isTransactionWrite_Write `protobuf_oneof:"write"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4241,7 +4457,7 @@ type TransactionWrite struct {
 
 func (x *TransactionWrite) Reset() {
 	*x = TransactionWrite{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[56]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4253,7 +4469,7 @@ func (x *TransactionWrite) String() string {
 func (*TransactionWrite) ProtoMessage() {}
 
 func (x *TransactionWrite) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[56]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4266,7 +4482,7 @@ func (x *TransactionWrite) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionWrite.ProtoReflect.Descriptor instead.
 func (*TransactionWrite) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{56}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *TransactionWrite) GetWrite() isTransactionWrite_Write {
@@ -4321,6 +4537,33 @@ func (x *TransactionWrite) GetPutFragment() *PutFragmentRequest {
 	return nil
 }
 
+func (x *TransactionWrite) GetRemoveMessages() *RemoveMessagesRequest {
+	if x != nil {
+		if x, ok := x.Write.(*TransactionWrite_RemoveMessages); ok {
+			return x.RemoveMessages
+		}
+	}
+	return nil
+}
+
+func (x *TransactionWrite) GetDeleteConversation() *DeleteConversationRequest {
+	if x != nil {
+		if x, ok := x.Write.(*TransactionWrite_DeleteConversation); ok {
+			return x.DeleteConversation
+		}
+	}
+	return nil
+}
+
+func (x *TransactionWrite) GetDeleteState() *DeleteStateRequest {
+	if x != nil {
+		if x, ok := x.Write.(*TransactionWrite_DeleteState); ok {
+			return x.DeleteState
+		}
+	}
+	return nil
+}
+
 type isTransactionWrite_Write interface {
 	isTransactionWrite_Write()
 }
@@ -4350,6 +4593,21 @@ type TransactionWrite_PutFragment struct {
 	PutFragment *PutFragmentRequest `protobuf:"bytes,5,opt,name=put_fragment,json=putFragment,proto3,oneof"`
 }
 
+type TransactionWrite_RemoveMessages struct {
+	// Deletes messages: at most 1,000, or all of a conversation. Needs the right to forget, as the next two do.
+	RemoveMessages *RemoveMessagesRequest `protobuf:"bytes,6,opt,name=remove_messages,json=removeMessages,proto3,oneof"`
+}
+
+type TransactionWrite_DeleteConversation struct {
+	// Deletes a conversation.
+	DeleteConversation *DeleteConversationRequest `protobuf:"bytes,7,opt,name=delete_conversation,json=deleteConversation,proto3,oneof"`
+}
+
+type TransactionWrite_DeleteState struct {
+	// Deletes a state document.
+	DeleteState *DeleteStateRequest `protobuf:"bytes,8,opt,name=delete_state,json=deleteState,proto3,oneof"`
+}
+
 func (*TransactionWrite_AppendMessages) isTransactionWrite_Write() {}
 
 func (*TransactionWrite_ReplaceMessage) isTransactionWrite_Write() {}
@@ -4359,6 +4617,12 @@ func (*TransactionWrite_UpdateConversation) isTransactionWrite_Write() {}
 func (*TransactionWrite_SetState) isTransactionWrite_Write() {}
 
 func (*TransactionWrite_PutFragment) isTransactionWrite_Write() {}
+
+func (*TransactionWrite_RemoveMessages) isTransactionWrite_Write() {}
+
+func (*TransactionWrite_DeleteConversation) isTransactionWrite_Write() {}
+
+func (*TransactionWrite_DeleteState) isTransactionWrite_Write() {}
 
 // Writes messages, state and fragments.
 type WriteTogetherRequest struct {
@@ -4378,7 +4642,7 @@ type WriteTogetherRequest struct {
 
 func (x *WriteTogetherRequest) Reset() {
 	*x = WriteTogetherRequest{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[57]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4390,7 +4654,7 @@ func (x *WriteTogetherRequest) String() string {
 func (*WriteTogetherRequest) ProtoMessage() {}
 
 func (x *WriteTogetherRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[57]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4403,7 +4667,7 @@ func (x *WriteTogetherRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteTogetherRequest.ProtoReflect.Descriptor instead.
 func (*WriteTogetherRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{57}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *WriteTogetherRequest) GetNamespace() string {
@@ -4446,6 +4710,9 @@ type TransactionResult struct {
 	//	*TransactionResult_UpdateConversation
 	//	*TransactionResult_SetState
 	//	*TransactionResult_PutFragment
+	//	*TransactionResult_RemoveMessages
+	//	*TransactionResult_DeleteConversation
+	//	*TransactionResult_DeleteState
 	Result        isTransactionResult_Result `protobuf_oneof:"result"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4453,7 +4720,7 @@ type TransactionResult struct {
 
 func (x *TransactionResult) Reset() {
 	*x = TransactionResult{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[58]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4465,7 +4732,7 @@ func (x *TransactionResult) String() string {
 func (*TransactionResult) ProtoMessage() {}
 
 func (x *TransactionResult) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[58]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4478,7 +4745,7 @@ func (x *TransactionResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionResult.ProtoReflect.Descriptor instead.
 func (*TransactionResult) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{58}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *TransactionResult) GetResult() isTransactionResult_Result {
@@ -4533,6 +4800,33 @@ func (x *TransactionResult) GetPutFragment() *PutFragmentResponse {
 	return nil
 }
 
+func (x *TransactionResult) GetRemoveMessages() *RemoveMessagesResponse {
+	if x != nil {
+		if x, ok := x.Result.(*TransactionResult_RemoveMessages); ok {
+			return x.RemoveMessages
+		}
+	}
+	return nil
+}
+
+func (x *TransactionResult) GetDeleteConversation() *DeleteConversationResponse {
+	if x != nil {
+		if x, ok := x.Result.(*TransactionResult_DeleteConversation); ok {
+			return x.DeleteConversation
+		}
+	}
+	return nil
+}
+
+func (x *TransactionResult) GetDeleteState() *DeleteStateResponse {
+	if x != nil {
+		if x, ok := x.Result.(*TransactionResult_DeleteState); ok {
+			return x.DeleteState
+		}
+	}
+	return nil
+}
+
 type isTransactionResult_Result interface {
 	isTransactionResult_Result()
 }
@@ -4562,6 +4856,21 @@ type TransactionResult_PutFragment struct {
 	PutFragment *PutFragmentResponse `protobuf:"bytes,5,opt,name=put_fragment,json=putFragment,proto3,oneof"`
 }
 
+type TransactionResult_RemoveMessages struct {
+	// Messages are deleted.
+	RemoveMessages *RemoveMessagesResponse `protobuf:"bytes,6,opt,name=remove_messages,json=removeMessages,proto3,oneof"`
+}
+
+type TransactionResult_DeleteConversation struct {
+	// A conversation is deleted.
+	DeleteConversation *DeleteConversationResponse `protobuf:"bytes,7,opt,name=delete_conversation,json=deleteConversation,proto3,oneof"`
+}
+
+type TransactionResult_DeleteState struct {
+	// A state document is deleted.
+	DeleteState *DeleteStateResponse `protobuf:"bytes,8,opt,name=delete_state,json=deleteState,proto3,oneof"`
+}
+
 func (*TransactionResult_AppendMessages) isTransactionResult_Result() {}
 
 func (*TransactionResult_ReplaceMessage) isTransactionResult_Result() {}
@@ -4571,6 +4880,12 @@ func (*TransactionResult_UpdateConversation) isTransactionResult_Result() {}
 func (*TransactionResult_SetState) isTransactionResult_Result() {}
 
 func (*TransactionResult_PutFragment) isTransactionResult_Result() {}
+
+func (*TransactionResult_RemoveMessages) isTransactionResult_Result() {}
+
+func (*TransactionResult_DeleteConversation) isTransactionResult_Result() {}
+
+func (*TransactionResult_DeleteState) isTransactionResult_Result() {}
 
 // All is written.
 type WriteTogetherResponse struct {
@@ -4583,7 +4898,7 @@ type WriteTogetherResponse struct {
 
 func (x *WriteTogetherResponse) Reset() {
 	*x = WriteTogetherResponse{}
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[59]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4595,7 +4910,7 @@ func (x *WriteTogetherResponse) String() string {
 func (*WriteTogetherResponse) ProtoMessage() {}
 
 func (x *WriteTogetherResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_conversation_service_proto_msgTypes[59]
+	mi := &file_memstream_v1_conversation_service_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4608,7 +4923,7 @@ func (x *WriteTogetherResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteTogetherResponse.ProtoReflect.Descriptor instead.
 func (*WriteTogetherResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{59}
+	return file_memstream_v1_conversation_service_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WriteTogetherResponse) GetResults() []*TransactionResult {
@@ -4770,11 +5085,12 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\vlast_number\x18\x03 \x01(\x03R\n" +
 	"lastNumber\x12;\n" +
 	"\vcreate_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"createTime\"m\n" +
+	"createTime\"\x8a\x01\n" +
 	"\x11GetMessageRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
 	"\fconversation\x18\x02 \x01(\tR\fconversation\x12\x16\n" +
-	"\x06number\x18\x03 \x01(\x03R\x06number\"Q\n" +
+	"\x06number\x18\x03 \x01(\x03R\x06number\x12\x1b\n" +
+	"\tclient_id\x18\x04 \x01(\tR\bclientId\"Q\n" +
 	"\x12GetMessageResponse\x12;\n" +
 	"\amessage\x18\x01 \x01(\v2!.memstream.v1.ConversationMessageR\amessage\"\x91\x01\n" +
 	"\x15ReplaceMessageRequest\x12\x1c\n" +
@@ -4785,7 +5101,7 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\x16ReplaceMessageResponse\x12;\n" +
 	"\amessage\x18\x01 \x01(\v2!.memstream.v1.ConversationMessageR\amessage\"*\n" +
 	"\x0eMessageNumbers\x12\x18\n" +
-	"\anumbers\x18\x01 \x03(\x03R\anumbers\"\xf8\x01\n" +
+	"\anumbers\x18\x01 \x03(\x03R\anumbers\"\xae\x02\n" +
 	"\x15RemoveMessagesRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
 	"\fconversation\x18\x02 \x01(\tR\fconversation\x128\n" +
@@ -4794,17 +5110,23 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\vfrom_number\x18\x05 \x01(\x03H\x00R\n" +
 	"fromNumber\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x06 \x01(\tR\trequestIdB\a\n" +
-	"\x05which\"S\n" +
+	"request_id\x18\x06 \x01(\tR\trequestId\x12$\n" +
+	"\vlast_number\x18\a \x01(\x03H\x01R\n" +
+	"lastNumber\x88\x01\x01B\a\n" +
+	"\x05whichB\x0e\n" +
+	"\f_last_number\"S\n" +
 	"\x16RemoveMessagesResponse\x12\x18\n" +
 	"\aremoved\x18\x01 \x01(\x03R\aremoved\x12\x1f\n" +
 	"\vlast_number\x18\x02 \x01(\x03R\n" +
-	"lastNumber\"t\n" +
+	"lastNumber\"\xaa\x01\n" +
 	"\x11PopMessageRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
 	"\fconversation\x18\x02 \x01(\tR\fconversation\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x03 \x01(\tR\trequestId\"Q\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x12$\n" +
+	"\vlast_number\x18\x04 \x01(\x03H\x00R\n" +
+	"lastNumber\x88\x01\x01B\x0e\n" +
+	"\f_last_number\"Q\n" +
 	"\x12PopMessageResponse\x12;\n" +
 	"\amessage\x18\x01 \x01(\v2!.memstream.v1.ConversationMessageR\amessage\"Y\n" +
 	"\x15GetLastMessageRequest\x12\x1c\n" +
@@ -4911,12 +5233,15 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\texistenceB\x0e\n" +
 	"\f_feed_memory\"\\\n" +
 	"\x1aUpdateConversationResponse\x12>\n" +
-	"\fconversation\x18\x01 \x01(\v2\x1a.memstream.v1.ConversationR\fconversation\"|\n" +
+	"\fconversation\x18\x01 \x01(\v2\x1a.memstream.v1.ConversationR\fconversation\"\xb2\x01\n" +
 	"\x19DeleteConversationRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\"\n" +
 	"\fconversation\x18\x02 \x01(\tR\fconversation\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x03 \x01(\tR\trequestId\"8\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x12$\n" +
+	"\vlast_number\x18\x04 \x01(\x03H\x00R\n" +
+	"lastNumber\x88\x01\x01B\x0e\n" +
+	"\f_last_number\"8\n" +
 	"\x1aDeleteConversationResponse\x12\x1a\n" +
 	"\bmessages\x18\x01 \x01(\x03R\bmessages\"\xbd\x01\n" +
 	"\x17ForkConversationRequest\x12\x1c\n" +
@@ -4933,7 +5258,16 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\x05scope\x18\x02 \x01(\x0e2\x18.memstream.v1.StateScopeR\x05scope\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\"=\n" +
 	"\x10GetStateResponse\x12)\n" +
-	"\x05state\x18\x01 \x01(\v2\x13.memstream.v1.StateR\x05state\"\xee\x01\n" +
+	"\x05state\x18\x01 \x01(\v2\x13.memstream.v1.StateR\x05state\"N\n" +
+	"\bStateKey\x12.\n" +
+	"\x05scope\x18\x01 \x01(\x0e2\x18.memstream.v1.StateScopeR\x05scope\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\\\n" +
+	"\x10GetStatesRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12*\n" +
+	"\x04keys\x18\x02 \x03(\v2\x16.memstream.v1.StateKeyR\x04keys\"\\\n" +
+	"\x11GetStatesResponse\x12+\n" +
+	"\x06states\x18\x01 \x03(\v2\x13.memstream.v1.StateR\x06states\x12\x1a\n" +
+	"\banswered\x18\x02 \x01(\x05R\banswered\"\xee\x01\n" +
 	"\x0fSetStateRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12.\n" +
 	"\x05scope\x18\x02 \x01(\x0e2\x18.memstream.v1.StateScopeR\x05scope\x12\x12\n" +
@@ -4945,13 +5279,14 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"request_id\x18\a \x01(\tR\trequestIdB\x0e\n" +
 	"\fprecondition\"=\n" +
 	"\x10SetStateResponse\x12)\n" +
-	"\x05state\x18\x01 \x01(\v2\x13.memstream.v1.StateR\x05state\"\x95\x01\n" +
+	"\x05state\x18\x01 \x01(\v2\x13.memstream.v1.StateR\x05state\"\xa9\x01\n" +
 	"\x12DeleteStateRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12.\n" +
 	"\x05scope\x18\x02 \x01(\x0e2\x18.memstream.v1.StateScopeR\x05scope\x12\x12\n" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x04 \x01(\tR\trequestId\"/\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\x12\x12\n" +
+	"\x04etag\x18\x05 \x01(\tR\x04etag\"/\n" +
 	"\x13DeleteStateResponse\x12\x18\n" +
 	"\adeleted\x18\x01 \x01(\bR\adeleted\"D\n" +
 	"\x10EraseUserRequest\x12\x1c\n" +
@@ -4959,26 +5294,32 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\x04user\x18\x02 \x01(\tR\x04user\"O\n" +
 	"\x11EraseUserResponse\x12$\n" +
 	"\rconversations\x18\x01 \x01(\x03R\rconversations\x12\x14\n" +
-	"\x05state\x18\x02 \x01(\bR\x05state\"\x9c\x03\n" +
+	"\x05state\x18\x02 \x01(\bR\x05state\"\x8f\x05\n" +
 	"\x10TransactionWrite\x12N\n" +
 	"\x0fappend_messages\x18\x01 \x01(\v2#.memstream.v1.AppendMessagesRequestH\x00R\x0eappendMessages\x12N\n" +
 	"\x0freplace_message\x18\x02 \x01(\v2#.memstream.v1.ReplaceMessageRequestH\x00R\x0ereplaceMessage\x12Z\n" +
 	"\x13update_conversation\x18\x03 \x01(\v2'.memstream.v1.UpdateConversationRequestH\x00R\x12updateConversation\x12<\n" +
 	"\tset_state\x18\x04 \x01(\v2\x1d.memstream.v1.SetStateRequestH\x00R\bsetState\x12E\n" +
-	"\fput_fragment\x18\x05 \x01(\v2 .memstream.v1.PutFragmentRequestH\x00R\vputFragmentB\a\n" +
+	"\fput_fragment\x18\x05 \x01(\v2 .memstream.v1.PutFragmentRequestH\x00R\vputFragment\x12N\n" +
+	"\x0fremove_messages\x18\x06 \x01(\v2#.memstream.v1.RemoveMessagesRequestH\x00R\x0eremoveMessages\x12Z\n" +
+	"\x13delete_conversation\x18\a \x01(\v2'.memstream.v1.DeleteConversationRequestH\x00R\x12deleteConversation\x12E\n" +
+	"\fdelete_state\x18\b \x01(\v2 .memstream.v1.DeleteStateRequestH\x00R\vdeleteStateB\a\n" +
 	"\x05write\"\xa3\x01\n" +
 	"\x14WriteTogetherRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x126\n" +
 	"\x06writes\x18\x03 \x03(\v2\x1e.memstream.v1.TransactionWriteR\x06writes\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x04 \x01(\tR\trequestId\"\xa3\x03\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\"\x99\x05\n" +
 	"\x11TransactionResult\x12O\n" +
 	"\x0fappend_messages\x18\x01 \x01(\v2$.memstream.v1.AppendMessagesResponseH\x00R\x0eappendMessages\x12O\n" +
 	"\x0freplace_message\x18\x02 \x01(\v2$.memstream.v1.ReplaceMessageResponseH\x00R\x0ereplaceMessage\x12[\n" +
 	"\x13update_conversation\x18\x03 \x01(\v2(.memstream.v1.UpdateConversationResponseH\x00R\x12updateConversation\x12=\n" +
 	"\tset_state\x18\x04 \x01(\v2\x1e.memstream.v1.SetStateResponseH\x00R\bsetState\x12F\n" +
-	"\fput_fragment\x18\x05 \x01(\v2!.memstream.v1.PutFragmentResponseH\x00R\vputFragmentB\b\n" +
+	"\fput_fragment\x18\x05 \x01(\v2!.memstream.v1.PutFragmentResponseH\x00R\vputFragment\x12O\n" +
+	"\x0fremove_messages\x18\x06 \x01(\v2$.memstream.v1.RemoveMessagesResponseH\x00R\x0eremoveMessages\x12[\n" +
+	"\x13delete_conversation\x18\a \x01(\v2(.memstream.v1.DeleteConversationResponseH\x00R\x12deleteConversation\x12F\n" +
+	"\fdelete_state\x18\b \x01(\v2!.memstream.v1.DeleteStateResponseH\x00R\vdeleteStateB\b\n" +
 	"\x06result\"R\n" +
 	"\x15WriteTogetherResponse\x129\n" +
 	"\aresults\x18\x01 \x03(\v2\x1f.memstream.v1.TransactionResultR\aresults*m\n" +
@@ -4995,7 +5336,7 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\x12PLAN_STATE_WAITING\x10\x03\x12\x17\n" +
 	"\x13PLAN_STATE_RETRYING\x10\x04\x12\x15\n" +
 	"\x11PLAN_STATE_FAILED\x10\x05\x12\x17\n" +
-	"\x13PLAN_STATE_COMPLETE\x10\x062\xa9\x12\n" +
+	"\x13PLAN_STATE_COMPLETE\x10\x062\xf7\x12\n" +
 	"\x13ConversationService\x12X\n" +
 	"\rAppendMessage\x12\".memstream.v1.AppendMessageRequest\x1a#.memstream.v1.AppendMessageResponse\x12d\n" +
 	"\x11ListConversations\x12&.memstream.v1.ListConversationsRequest\x1a'.memstream.v1.ListConversationsResponse\x12[\n" +
@@ -5015,7 +5356,8 @@ const file_memstream_v1_conversation_service_proto_rawDesc = "" +
 	"\x12UpdateConversation\x12'.memstream.v1.UpdateConversationRequest\x1a(.memstream.v1.UpdateConversationResponse\x12g\n" +
 	"\x12DeleteConversation\x12'.memstream.v1.DeleteConversationRequest\x1a(.memstream.v1.DeleteConversationResponse\x12a\n" +
 	"\x10ForkConversation\x12%.memstream.v1.ForkConversationRequest\x1a&.memstream.v1.ForkConversationResponse\x12I\n" +
-	"\bGetState\x12\x1d.memstream.v1.GetStateRequest\x1a\x1e.memstream.v1.GetStateResponse\x12I\n" +
+	"\bGetState\x12\x1d.memstream.v1.GetStateRequest\x1a\x1e.memstream.v1.GetStateResponse\x12L\n" +
+	"\tGetStates\x12\x1e.memstream.v1.GetStatesRequest\x1a\x1f.memstream.v1.GetStatesResponse\x12I\n" +
 	"\bSetState\x12\x1d.memstream.v1.SetStateRequest\x1a\x1e.memstream.v1.SetStateResponse\x12R\n" +
 	"\vDeleteState\x12 .memstream.v1.DeleteStateRequest\x1a!.memstream.v1.DeleteStateResponse\x12L\n" +
 	"\tEraseUser\x12\x1e.memstream.v1.EraseUserRequest\x1a\x1f.memstream.v1.EraseUserResponse\x12X\n" +
@@ -5041,7 +5383,7 @@ func file_memstream_v1_conversation_service_proto_rawDescGZIP() []byte {
 }
 
 var file_memstream_v1_conversation_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_memstream_v1_conversation_service_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_memstream_v1_conversation_service_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
 var file_memstream_v1_conversation_service_proto_goTypes = []any{
 	(StateScope)(0),                      // 0: memstream.v1.StateScope
 	(PlanState)(0),                       // 1: memstream.v1.PlanState
@@ -5095,57 +5437,60 @@ var file_memstream_v1_conversation_service_proto_goTypes = []any{
 	(*ForkConversationResponse)(nil),     // 49: memstream.v1.ForkConversationResponse
 	(*GetStateRequest)(nil),              // 50: memstream.v1.GetStateRequest
 	(*GetStateResponse)(nil),             // 51: memstream.v1.GetStateResponse
-	(*SetStateRequest)(nil),              // 52: memstream.v1.SetStateRequest
-	(*SetStateResponse)(nil),             // 53: memstream.v1.SetStateResponse
-	(*DeleteStateRequest)(nil),           // 54: memstream.v1.DeleteStateRequest
-	(*DeleteStateResponse)(nil),          // 55: memstream.v1.DeleteStateResponse
-	(*EraseUserRequest)(nil),             // 56: memstream.v1.EraseUserRequest
-	(*EraseUserResponse)(nil),            // 57: memstream.v1.EraseUserResponse
-	(*TransactionWrite)(nil),             // 58: memstream.v1.TransactionWrite
-	(*WriteTogetherRequest)(nil),         // 59: memstream.v1.WriteTogetherRequest
-	(*TransactionResult)(nil),            // 60: memstream.v1.TransactionResult
-	(*WriteTogetherResponse)(nil),        // 61: memstream.v1.WriteTogetherResponse
-	nil,                                  // 62: memstream.v1.ConversationMessage.MetadataEntry
-	nil,                                  // 63: memstream.v1.ListConversationsRequest.LabelsEntry
-	nil,                                  // 64: memstream.v1.Conversation.LabelsEntry
-	nil,                                  // 65: memstream.v1.ConversationLabels.LabelsEntry
-	(*timestamppb.Timestamp)(nil),        // 66: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),          // 67: google.protobuf.Duration
-	(*PutFragmentRequest)(nil),           // 68: memstream.v1.PutFragmentRequest
-	(*PutFragmentResponse)(nil),          // 69: memstream.v1.PutFragmentResponse
-	(*MetadataValue)(nil),                // 70: memstream.v1.MetadataValue
+	(*StateKey)(nil),                     // 52: memstream.v1.StateKey
+	(*GetStatesRequest)(nil),             // 53: memstream.v1.GetStatesRequest
+	(*GetStatesResponse)(nil),            // 54: memstream.v1.GetStatesResponse
+	(*SetStateRequest)(nil),              // 55: memstream.v1.SetStateRequest
+	(*SetStateResponse)(nil),             // 56: memstream.v1.SetStateResponse
+	(*DeleteStateRequest)(nil),           // 57: memstream.v1.DeleteStateRequest
+	(*DeleteStateResponse)(nil),          // 58: memstream.v1.DeleteStateResponse
+	(*EraseUserRequest)(nil),             // 59: memstream.v1.EraseUserRequest
+	(*EraseUserResponse)(nil),            // 60: memstream.v1.EraseUserResponse
+	(*TransactionWrite)(nil),             // 61: memstream.v1.TransactionWrite
+	(*WriteTogetherRequest)(nil),         // 62: memstream.v1.WriteTogetherRequest
+	(*TransactionResult)(nil),            // 63: memstream.v1.TransactionResult
+	(*WriteTogetherResponse)(nil),        // 64: memstream.v1.WriteTogetherResponse
+	nil,                                  // 65: memstream.v1.ConversationMessage.MetadataEntry
+	nil,                                  // 66: memstream.v1.ListConversationsRequest.LabelsEntry
+	nil,                                  // 67: memstream.v1.Conversation.LabelsEntry
+	nil,                                  // 68: memstream.v1.ConversationLabels.LabelsEntry
+	(*timestamppb.Timestamp)(nil),        // 69: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),          // 70: google.protobuf.Duration
+	(*PutFragmentRequest)(nil),           // 71: memstream.v1.PutFragmentRequest
+	(*PutFragmentResponse)(nil),          // 72: memstream.v1.PutFragmentResponse
+	(*MetadataValue)(nil),                // 73: memstream.v1.MetadataValue
 }
 var file_memstream_v1_conversation_service_proto_depIdxs = []int32{
-	66, // 0: memstream.v1.ConversationMessage.create_time:type_name -> google.protobuf.Timestamp
-	66, // 1: memstream.v1.ConversationMessage.update_time:type_name -> google.protobuf.Timestamp
-	62, // 2: memstream.v1.ConversationMessage.metadata:type_name -> memstream.v1.ConversationMessage.MetadataEntry
-	66, // 3: memstream.v1.ConversationMessage.time:type_name -> google.protobuf.Timestamp
+	69, // 0: memstream.v1.ConversationMessage.create_time:type_name -> google.protobuf.Timestamp
+	69, // 1: memstream.v1.ConversationMessage.update_time:type_name -> google.protobuf.Timestamp
+	65, // 2: memstream.v1.ConversationMessage.metadata:type_name -> memstream.v1.ConversationMessage.MetadataEntry
+	69, // 3: memstream.v1.ConversationMessage.time:type_name -> google.protobuf.Timestamp
 	0,  // 4: memstream.v1.State.scope:type_name -> memstream.v1.StateScope
-	66, // 5: memstream.v1.State.update_time:type_name -> google.protobuf.Timestamp
+	69, // 5: memstream.v1.State.update_time:type_name -> google.protobuf.Timestamp
 	1,  // 6: memstream.v1.Plan.state:type_name -> memstream.v1.PlanState
-	66, // 7: memstream.v1.Plan.create_time:type_name -> google.protobuf.Timestamp
-	66, // 8: memstream.v1.Plan.update_time:type_name -> google.protobuf.Timestamp
+	69, // 7: memstream.v1.Plan.create_time:type_name -> google.protobuf.Timestamp
+	69, // 8: memstream.v1.Plan.update_time:type_name -> google.protobuf.Timestamp
 	2,  // 9: memstream.v1.AppendMessageRequest.message:type_name -> memstream.v1.ConversationMessage
 	2,  // 10: memstream.v1.AppendMessageResponse.message:type_name -> memstream.v1.ConversationMessage
-	63, // 11: memstream.v1.ListConversationsRequest.labels:type_name -> memstream.v1.ListConversationsRequest.LabelsEntry
+	66, // 11: memstream.v1.ListConversationsRequest.labels:type_name -> memstream.v1.ListConversationsRequest.LabelsEntry
 	9,  // 12: memstream.v1.ListConversationsResponse.conversations:type_name -> memstream.v1.Conversation
-	66, // 13: memstream.v1.Conversation.create_time:type_name -> google.protobuf.Timestamp
-	64, // 14: memstream.v1.Conversation.labels:type_name -> memstream.v1.Conversation.LabelsEntry
-	67, // 15: memstream.v1.Conversation.ttl:type_name -> google.protobuf.Duration
-	66, // 16: memstream.v1.Conversation.expire_time:type_name -> google.protobuf.Timestamp
-	66, // 17: memstream.v1.Conversation.update_time:type_name -> google.protobuf.Timestamp
-	66, // 18: memstream.v1.ListMessagesRequest.after_time:type_name -> google.protobuf.Timestamp
-	66, // 19: memstream.v1.ListMessagesRequest.before_time:type_name -> google.protobuf.Timestamp
+	69, // 13: memstream.v1.Conversation.create_time:type_name -> google.protobuf.Timestamp
+	67, // 14: memstream.v1.Conversation.labels:type_name -> memstream.v1.Conversation.LabelsEntry
+	70, // 15: memstream.v1.Conversation.ttl:type_name -> google.protobuf.Duration
+	69, // 16: memstream.v1.Conversation.expire_time:type_name -> google.protobuf.Timestamp
+	69, // 17: memstream.v1.Conversation.update_time:type_name -> google.protobuf.Timestamp
+	69, // 18: memstream.v1.ListMessagesRequest.after_time:type_name -> google.protobuf.Timestamp
+	69, // 19: memstream.v1.ListMessagesRequest.before_time:type_name -> google.protobuf.Timestamp
 	2,  // 20: memstream.v1.ListMessagesResponse.messages:type_name -> memstream.v1.ConversationMessage
 	2,  // 21: memstream.v1.AppendMessagesRequest.messages:type_name -> memstream.v1.ConversationMessage
-	66, // 22: memstream.v1.AppendMessagesResponse.create_time:type_name -> google.protobuf.Timestamp
+	69, // 22: memstream.v1.AppendMessagesResponse.create_time:type_name -> google.protobuf.Timestamp
 	2,  // 23: memstream.v1.GetMessageResponse.message:type_name -> memstream.v1.ConversationMessage
 	2,  // 24: memstream.v1.ReplaceMessageRequest.message:type_name -> memstream.v1.ConversationMessage
 	2,  // 25: memstream.v1.ReplaceMessageResponse.message:type_name -> memstream.v1.ConversationMessage
 	18, // 26: memstream.v1.RemoveMessagesRequest.numbers:type_name -> memstream.v1.MessageNumbers
 	2,  // 27: memstream.v1.PopMessageResponse.message:type_name -> memstream.v1.ConversationMessage
 	2,  // 28: memstream.v1.GetLastMessageResponse.message:type_name -> memstream.v1.ConversationMessage
-	67, // 29: memstream.v1.WatchMessagesRequest.progress_interval:type_name -> google.protobuf.Duration
+	70, // 29: memstream.v1.WatchMessagesRequest.progress_interval:type_name -> google.protobuf.Duration
 	2,  // 30: memstream.v1.WatchMessagesResponse.messages:type_name -> memstream.v1.ConversationMessage
 	4,  // 31: memstream.v1.SavePlansRequest.plans:type_name -> memstream.v1.Plan
 	4,  // 32: memstream.v1.SavePlansResponse.plans:type_name -> memstream.v1.Plan
@@ -5154,86 +5499,97 @@ var file_memstream_v1_conversation_service_proto_depIdxs = []int32{
 	4,  // 35: memstream.v1.UpdatePlanResponse.plan:type_name -> memstream.v1.Plan
 	4,  // 36: memstream.v1.CompletePlanResponse.plan:type_name -> memstream.v1.Plan
 	9,  // 37: memstream.v1.GetConversationResponse.conversation:type_name -> memstream.v1.Conversation
-	65, // 38: memstream.v1.ConversationLabels.labels:type_name -> memstream.v1.ConversationLabels.LabelsEntry
+	68, // 38: memstream.v1.ConversationLabels.labels:type_name -> memstream.v1.ConversationLabels.LabelsEntry
 	43, // 39: memstream.v1.UpdateConversationRequest.labels:type_name -> memstream.v1.ConversationLabels
-	67, // 40: memstream.v1.UpdateConversationRequest.ttl:type_name -> google.protobuf.Duration
+	70, // 40: memstream.v1.UpdateConversationRequest.ttl:type_name -> google.protobuf.Duration
 	9,  // 41: memstream.v1.UpdateConversationResponse.conversation:type_name -> memstream.v1.Conversation
 	9,  // 42: memstream.v1.ForkConversationResponse.conversation:type_name -> memstream.v1.Conversation
 	0,  // 43: memstream.v1.GetStateRequest.scope:type_name -> memstream.v1.StateScope
 	3,  // 44: memstream.v1.GetStateResponse.state:type_name -> memstream.v1.State
-	0,  // 45: memstream.v1.SetStateRequest.scope:type_name -> memstream.v1.StateScope
-	3,  // 46: memstream.v1.SetStateResponse.state:type_name -> memstream.v1.State
-	0,  // 47: memstream.v1.DeleteStateRequest.scope:type_name -> memstream.v1.StateScope
-	12, // 48: memstream.v1.TransactionWrite.append_messages:type_name -> memstream.v1.AppendMessagesRequest
-	16, // 49: memstream.v1.TransactionWrite.replace_message:type_name -> memstream.v1.ReplaceMessageRequest
-	44, // 50: memstream.v1.TransactionWrite.update_conversation:type_name -> memstream.v1.UpdateConversationRequest
-	52, // 51: memstream.v1.TransactionWrite.set_state:type_name -> memstream.v1.SetStateRequest
-	68, // 52: memstream.v1.TransactionWrite.put_fragment:type_name -> memstream.v1.PutFragmentRequest
-	58, // 53: memstream.v1.WriteTogetherRequest.writes:type_name -> memstream.v1.TransactionWrite
-	13, // 54: memstream.v1.TransactionResult.append_messages:type_name -> memstream.v1.AppendMessagesResponse
-	17, // 55: memstream.v1.TransactionResult.replace_message:type_name -> memstream.v1.ReplaceMessageResponse
-	45, // 56: memstream.v1.TransactionResult.update_conversation:type_name -> memstream.v1.UpdateConversationResponse
-	53, // 57: memstream.v1.TransactionResult.set_state:type_name -> memstream.v1.SetStateResponse
-	69, // 58: memstream.v1.TransactionResult.put_fragment:type_name -> memstream.v1.PutFragmentResponse
-	60, // 59: memstream.v1.WriteTogetherResponse.results:type_name -> memstream.v1.TransactionResult
-	70, // 60: memstream.v1.ConversationMessage.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	5,  // 61: memstream.v1.ConversationService.AppendMessage:input_type -> memstream.v1.AppendMessageRequest
-	7,  // 62: memstream.v1.ConversationService.ListConversations:input_type -> memstream.v1.ListConversationsRequest
-	12, // 63: memstream.v1.ConversationService.AppendMessages:input_type -> memstream.v1.AppendMessagesRequest
-	10, // 64: memstream.v1.ConversationService.ListMessages:input_type -> memstream.v1.ListMessagesRequest
-	14, // 65: memstream.v1.ConversationService.GetMessage:input_type -> memstream.v1.GetMessageRequest
-	23, // 66: memstream.v1.ConversationService.GetLastMessage:input_type -> memstream.v1.GetLastMessageRequest
-	25, // 67: memstream.v1.ConversationService.WatchMessages:input_type -> memstream.v1.WatchMessagesRequest
-	27, // 68: memstream.v1.ConversationService.CompleteConversation:input_type -> memstream.v1.CompleteConversationRequest
-	16, // 69: memstream.v1.ConversationService.ReplaceMessage:input_type -> memstream.v1.ReplaceMessageRequest
-	29, // 70: memstream.v1.ConversationService.DeleteMessages:input_type -> memstream.v1.DeleteMessagesRequest
-	19, // 71: memstream.v1.ConversationService.RemoveMessages:input_type -> memstream.v1.RemoveMessagesRequest
-	21, // 72: memstream.v1.ConversationService.PopMessage:input_type -> memstream.v1.PopMessageRequest
-	41, // 73: memstream.v1.ConversationService.GetConversation:input_type -> memstream.v1.GetConversationRequest
-	44, // 74: memstream.v1.ConversationService.UpdateConversation:input_type -> memstream.v1.UpdateConversationRequest
-	46, // 75: memstream.v1.ConversationService.DeleteConversation:input_type -> memstream.v1.DeleteConversationRequest
-	48, // 76: memstream.v1.ConversationService.ForkConversation:input_type -> memstream.v1.ForkConversationRequest
-	50, // 77: memstream.v1.ConversationService.GetState:input_type -> memstream.v1.GetStateRequest
-	52, // 78: memstream.v1.ConversationService.SetState:input_type -> memstream.v1.SetStateRequest
-	54, // 79: memstream.v1.ConversationService.DeleteState:input_type -> memstream.v1.DeleteStateRequest
-	56, // 80: memstream.v1.ConversationService.EraseUser:input_type -> memstream.v1.EraseUserRequest
-	59, // 81: memstream.v1.ConversationService.WriteTogether:input_type -> memstream.v1.WriteTogetherRequest
-	31, // 82: memstream.v1.ConversationService.SavePlans:input_type -> memstream.v1.SavePlansRequest
-	33, // 83: memstream.v1.ConversationService.ListPlans:input_type -> memstream.v1.ListPlansRequest
-	35, // 84: memstream.v1.ConversationService.UpdatePlan:input_type -> memstream.v1.UpdatePlanRequest
-	37, // 85: memstream.v1.ConversationService.CompletePlan:input_type -> memstream.v1.CompletePlanRequest
-	39, // 86: memstream.v1.ConversationService.RemovePlans:input_type -> memstream.v1.RemovePlansRequest
-	6,  // 87: memstream.v1.ConversationService.AppendMessage:output_type -> memstream.v1.AppendMessageResponse
-	8,  // 88: memstream.v1.ConversationService.ListConversations:output_type -> memstream.v1.ListConversationsResponse
-	13, // 89: memstream.v1.ConversationService.AppendMessages:output_type -> memstream.v1.AppendMessagesResponse
-	11, // 90: memstream.v1.ConversationService.ListMessages:output_type -> memstream.v1.ListMessagesResponse
-	15, // 91: memstream.v1.ConversationService.GetMessage:output_type -> memstream.v1.GetMessageResponse
-	24, // 92: memstream.v1.ConversationService.GetLastMessage:output_type -> memstream.v1.GetLastMessageResponse
-	26, // 93: memstream.v1.ConversationService.WatchMessages:output_type -> memstream.v1.WatchMessagesResponse
-	28, // 94: memstream.v1.ConversationService.CompleteConversation:output_type -> memstream.v1.CompleteConversationResponse
-	17, // 95: memstream.v1.ConversationService.ReplaceMessage:output_type -> memstream.v1.ReplaceMessageResponse
-	30, // 96: memstream.v1.ConversationService.DeleteMessages:output_type -> memstream.v1.DeleteMessagesResponse
-	20, // 97: memstream.v1.ConversationService.RemoveMessages:output_type -> memstream.v1.RemoveMessagesResponse
-	22, // 98: memstream.v1.ConversationService.PopMessage:output_type -> memstream.v1.PopMessageResponse
-	42, // 99: memstream.v1.ConversationService.GetConversation:output_type -> memstream.v1.GetConversationResponse
-	45, // 100: memstream.v1.ConversationService.UpdateConversation:output_type -> memstream.v1.UpdateConversationResponse
-	47, // 101: memstream.v1.ConversationService.DeleteConversation:output_type -> memstream.v1.DeleteConversationResponse
-	49, // 102: memstream.v1.ConversationService.ForkConversation:output_type -> memstream.v1.ForkConversationResponse
-	51, // 103: memstream.v1.ConversationService.GetState:output_type -> memstream.v1.GetStateResponse
-	53, // 104: memstream.v1.ConversationService.SetState:output_type -> memstream.v1.SetStateResponse
-	55, // 105: memstream.v1.ConversationService.DeleteState:output_type -> memstream.v1.DeleteStateResponse
-	57, // 106: memstream.v1.ConversationService.EraseUser:output_type -> memstream.v1.EraseUserResponse
-	61, // 107: memstream.v1.ConversationService.WriteTogether:output_type -> memstream.v1.WriteTogetherResponse
-	32, // 108: memstream.v1.ConversationService.SavePlans:output_type -> memstream.v1.SavePlansResponse
-	34, // 109: memstream.v1.ConversationService.ListPlans:output_type -> memstream.v1.ListPlansResponse
-	36, // 110: memstream.v1.ConversationService.UpdatePlan:output_type -> memstream.v1.UpdatePlanResponse
-	38, // 111: memstream.v1.ConversationService.CompletePlan:output_type -> memstream.v1.CompletePlanResponse
-	40, // 112: memstream.v1.ConversationService.RemovePlans:output_type -> memstream.v1.RemovePlansResponse
-	87, // [87:113] is the sub-list for method output_type
-	61, // [61:87] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	0,  // 45: memstream.v1.StateKey.scope:type_name -> memstream.v1.StateScope
+	52, // 46: memstream.v1.GetStatesRequest.keys:type_name -> memstream.v1.StateKey
+	3,  // 47: memstream.v1.GetStatesResponse.states:type_name -> memstream.v1.State
+	0,  // 48: memstream.v1.SetStateRequest.scope:type_name -> memstream.v1.StateScope
+	3,  // 49: memstream.v1.SetStateResponse.state:type_name -> memstream.v1.State
+	0,  // 50: memstream.v1.DeleteStateRequest.scope:type_name -> memstream.v1.StateScope
+	12, // 51: memstream.v1.TransactionWrite.append_messages:type_name -> memstream.v1.AppendMessagesRequest
+	16, // 52: memstream.v1.TransactionWrite.replace_message:type_name -> memstream.v1.ReplaceMessageRequest
+	44, // 53: memstream.v1.TransactionWrite.update_conversation:type_name -> memstream.v1.UpdateConversationRequest
+	55, // 54: memstream.v1.TransactionWrite.set_state:type_name -> memstream.v1.SetStateRequest
+	71, // 55: memstream.v1.TransactionWrite.put_fragment:type_name -> memstream.v1.PutFragmentRequest
+	19, // 56: memstream.v1.TransactionWrite.remove_messages:type_name -> memstream.v1.RemoveMessagesRequest
+	46, // 57: memstream.v1.TransactionWrite.delete_conversation:type_name -> memstream.v1.DeleteConversationRequest
+	57, // 58: memstream.v1.TransactionWrite.delete_state:type_name -> memstream.v1.DeleteStateRequest
+	61, // 59: memstream.v1.WriteTogetherRequest.writes:type_name -> memstream.v1.TransactionWrite
+	13, // 60: memstream.v1.TransactionResult.append_messages:type_name -> memstream.v1.AppendMessagesResponse
+	17, // 61: memstream.v1.TransactionResult.replace_message:type_name -> memstream.v1.ReplaceMessageResponse
+	45, // 62: memstream.v1.TransactionResult.update_conversation:type_name -> memstream.v1.UpdateConversationResponse
+	56, // 63: memstream.v1.TransactionResult.set_state:type_name -> memstream.v1.SetStateResponse
+	72, // 64: memstream.v1.TransactionResult.put_fragment:type_name -> memstream.v1.PutFragmentResponse
+	20, // 65: memstream.v1.TransactionResult.remove_messages:type_name -> memstream.v1.RemoveMessagesResponse
+	47, // 66: memstream.v1.TransactionResult.delete_conversation:type_name -> memstream.v1.DeleteConversationResponse
+	58, // 67: memstream.v1.TransactionResult.delete_state:type_name -> memstream.v1.DeleteStateResponse
+	63, // 68: memstream.v1.WriteTogetherResponse.results:type_name -> memstream.v1.TransactionResult
+	73, // 69: memstream.v1.ConversationMessage.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	5,  // 70: memstream.v1.ConversationService.AppendMessage:input_type -> memstream.v1.AppendMessageRequest
+	7,  // 71: memstream.v1.ConversationService.ListConversations:input_type -> memstream.v1.ListConversationsRequest
+	12, // 72: memstream.v1.ConversationService.AppendMessages:input_type -> memstream.v1.AppendMessagesRequest
+	10, // 73: memstream.v1.ConversationService.ListMessages:input_type -> memstream.v1.ListMessagesRequest
+	14, // 74: memstream.v1.ConversationService.GetMessage:input_type -> memstream.v1.GetMessageRequest
+	23, // 75: memstream.v1.ConversationService.GetLastMessage:input_type -> memstream.v1.GetLastMessageRequest
+	25, // 76: memstream.v1.ConversationService.WatchMessages:input_type -> memstream.v1.WatchMessagesRequest
+	27, // 77: memstream.v1.ConversationService.CompleteConversation:input_type -> memstream.v1.CompleteConversationRequest
+	16, // 78: memstream.v1.ConversationService.ReplaceMessage:input_type -> memstream.v1.ReplaceMessageRequest
+	29, // 79: memstream.v1.ConversationService.DeleteMessages:input_type -> memstream.v1.DeleteMessagesRequest
+	19, // 80: memstream.v1.ConversationService.RemoveMessages:input_type -> memstream.v1.RemoveMessagesRequest
+	21, // 81: memstream.v1.ConversationService.PopMessage:input_type -> memstream.v1.PopMessageRequest
+	41, // 82: memstream.v1.ConversationService.GetConversation:input_type -> memstream.v1.GetConversationRequest
+	44, // 83: memstream.v1.ConversationService.UpdateConversation:input_type -> memstream.v1.UpdateConversationRequest
+	46, // 84: memstream.v1.ConversationService.DeleteConversation:input_type -> memstream.v1.DeleteConversationRequest
+	48, // 85: memstream.v1.ConversationService.ForkConversation:input_type -> memstream.v1.ForkConversationRequest
+	50, // 86: memstream.v1.ConversationService.GetState:input_type -> memstream.v1.GetStateRequest
+	53, // 87: memstream.v1.ConversationService.GetStates:input_type -> memstream.v1.GetStatesRequest
+	55, // 88: memstream.v1.ConversationService.SetState:input_type -> memstream.v1.SetStateRequest
+	57, // 89: memstream.v1.ConversationService.DeleteState:input_type -> memstream.v1.DeleteStateRequest
+	59, // 90: memstream.v1.ConversationService.EraseUser:input_type -> memstream.v1.EraseUserRequest
+	62, // 91: memstream.v1.ConversationService.WriteTogether:input_type -> memstream.v1.WriteTogetherRequest
+	31, // 92: memstream.v1.ConversationService.SavePlans:input_type -> memstream.v1.SavePlansRequest
+	33, // 93: memstream.v1.ConversationService.ListPlans:input_type -> memstream.v1.ListPlansRequest
+	35, // 94: memstream.v1.ConversationService.UpdatePlan:input_type -> memstream.v1.UpdatePlanRequest
+	37, // 95: memstream.v1.ConversationService.CompletePlan:input_type -> memstream.v1.CompletePlanRequest
+	39, // 96: memstream.v1.ConversationService.RemovePlans:input_type -> memstream.v1.RemovePlansRequest
+	6,  // 97: memstream.v1.ConversationService.AppendMessage:output_type -> memstream.v1.AppendMessageResponse
+	8,  // 98: memstream.v1.ConversationService.ListConversations:output_type -> memstream.v1.ListConversationsResponse
+	13, // 99: memstream.v1.ConversationService.AppendMessages:output_type -> memstream.v1.AppendMessagesResponse
+	11, // 100: memstream.v1.ConversationService.ListMessages:output_type -> memstream.v1.ListMessagesResponse
+	15, // 101: memstream.v1.ConversationService.GetMessage:output_type -> memstream.v1.GetMessageResponse
+	24, // 102: memstream.v1.ConversationService.GetLastMessage:output_type -> memstream.v1.GetLastMessageResponse
+	26, // 103: memstream.v1.ConversationService.WatchMessages:output_type -> memstream.v1.WatchMessagesResponse
+	28, // 104: memstream.v1.ConversationService.CompleteConversation:output_type -> memstream.v1.CompleteConversationResponse
+	17, // 105: memstream.v1.ConversationService.ReplaceMessage:output_type -> memstream.v1.ReplaceMessageResponse
+	30, // 106: memstream.v1.ConversationService.DeleteMessages:output_type -> memstream.v1.DeleteMessagesResponse
+	20, // 107: memstream.v1.ConversationService.RemoveMessages:output_type -> memstream.v1.RemoveMessagesResponse
+	22, // 108: memstream.v1.ConversationService.PopMessage:output_type -> memstream.v1.PopMessageResponse
+	42, // 109: memstream.v1.ConversationService.GetConversation:output_type -> memstream.v1.GetConversationResponse
+	45, // 110: memstream.v1.ConversationService.UpdateConversation:output_type -> memstream.v1.UpdateConversationResponse
+	47, // 111: memstream.v1.ConversationService.DeleteConversation:output_type -> memstream.v1.DeleteConversationResponse
+	49, // 112: memstream.v1.ConversationService.ForkConversation:output_type -> memstream.v1.ForkConversationResponse
+	51, // 113: memstream.v1.ConversationService.GetState:output_type -> memstream.v1.GetStateResponse
+	54, // 114: memstream.v1.ConversationService.GetStates:output_type -> memstream.v1.GetStatesResponse
+	56, // 115: memstream.v1.ConversationService.SetState:output_type -> memstream.v1.SetStateResponse
+	58, // 116: memstream.v1.ConversationService.DeleteState:output_type -> memstream.v1.DeleteStateResponse
+	60, // 117: memstream.v1.ConversationService.EraseUser:output_type -> memstream.v1.EraseUserResponse
+	64, // 118: memstream.v1.ConversationService.WriteTogether:output_type -> memstream.v1.WriteTogetherResponse
+	32, // 119: memstream.v1.ConversationService.SavePlans:output_type -> memstream.v1.SavePlansResponse
+	34, // 120: memstream.v1.ConversationService.ListPlans:output_type -> memstream.v1.ListPlansResponse
+	36, // 121: memstream.v1.ConversationService.UpdatePlan:output_type -> memstream.v1.UpdatePlanResponse
+	38, // 122: memstream.v1.ConversationService.CompletePlan:output_type -> memstream.v1.CompletePlanResponse
+	40, // 123: memstream.v1.ConversationService.RemovePlans:output_type -> memstream.v1.RemovePlansResponse
+	97, // [97:124] is the sub-list for method output_type
+	70, // [70:97] is the sub-list for method input_type
+	70, // [70:70] is the sub-list for extension type_name
+	70, // [70:70] is the sub-list for extension extendee
+	0,  // [0:70] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_conversation_service_proto_init() }
@@ -5253,28 +5609,36 @@ func file_memstream_v1_conversation_service_proto_init() {
 		(*RemoveMessagesRequest_Oldest)(nil),
 		(*RemoveMessagesRequest_FromNumber)(nil),
 	}
+	file_memstream_v1_conversation_service_proto_msgTypes[19].OneofWrappers = []any{}
 	file_memstream_v1_conversation_service_proto_msgTypes[33].OneofWrappers = []any{}
 	file_memstream_v1_conversation_service_proto_msgTypes[42].OneofWrappers = []any{
 		(*UpdateConversationRequest_AllowMissing)(nil),
 		(*UpdateConversationRequest_Absent)(nil),
 	}
-	file_memstream_v1_conversation_service_proto_msgTypes[50].OneofWrappers = []any{
+	file_memstream_v1_conversation_service_proto_msgTypes[44].OneofWrappers = []any{}
+	file_memstream_v1_conversation_service_proto_msgTypes[53].OneofWrappers = []any{
 		(*SetStateRequest_Etag)(nil),
 		(*SetStateRequest_Absent)(nil),
 	}
-	file_memstream_v1_conversation_service_proto_msgTypes[56].OneofWrappers = []any{
+	file_memstream_v1_conversation_service_proto_msgTypes[59].OneofWrappers = []any{
 		(*TransactionWrite_AppendMessages)(nil),
 		(*TransactionWrite_ReplaceMessage)(nil),
 		(*TransactionWrite_UpdateConversation)(nil),
 		(*TransactionWrite_SetState)(nil),
 		(*TransactionWrite_PutFragment)(nil),
+		(*TransactionWrite_RemoveMessages)(nil),
+		(*TransactionWrite_DeleteConversation)(nil),
+		(*TransactionWrite_DeleteState)(nil),
 	}
-	file_memstream_v1_conversation_service_proto_msgTypes[58].OneofWrappers = []any{
+	file_memstream_v1_conversation_service_proto_msgTypes[61].OneofWrappers = []any{
 		(*TransactionResult_AppendMessages)(nil),
 		(*TransactionResult_ReplaceMessage)(nil),
 		(*TransactionResult_UpdateConversation)(nil),
 		(*TransactionResult_SetState)(nil),
 		(*TransactionResult_PutFragment)(nil),
+		(*TransactionResult_RemoveMessages)(nil),
+		(*TransactionResult_DeleteConversation)(nil),
+		(*TransactionResult_DeleteState)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -5282,7 +5646,7 @@ func file_memstream_v1_conversation_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_conversation_service_proto_rawDesc), len(file_memstream_v1_conversation_service_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   64,
+			NumMessages:   67,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

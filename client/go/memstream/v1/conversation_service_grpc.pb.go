@@ -38,6 +38,7 @@ const (
 	ConversationService_DeleteConversation_FullMethodName   = "/memstream.v1.ConversationService/DeleteConversation"
 	ConversationService_ForkConversation_FullMethodName     = "/memstream.v1.ConversationService/ForkConversation"
 	ConversationService_GetState_FullMethodName             = "/memstream.v1.ConversationService/GetState"
+	ConversationService_GetStates_FullMethodName            = "/memstream.v1.ConversationService/GetStates"
 	ConversationService_SetState_FullMethodName             = "/memstream.v1.ConversationService/SetState"
 	ConversationService_DeleteState_FullMethodName          = "/memstream.v1.ConversationService/DeleteState"
 	ConversationService_EraseUser_FullMethodName            = "/memstream.v1.ConversationService/EraseUser"
@@ -65,7 +66,7 @@ type ConversationServiceClient interface {
 	AppendMessages(ctx context.Context, in *AppendMessagesRequest, opts ...grpc.CallOption) (*AppendMessagesResponse, error)
 	// Lists a conversation's messages in order, or the newest first: all, one agent's, or those between two agents.
 	ListMessages(ctx context.Context, in *ListMessagesRequest, opts ...grpc.CallOption) (*ListMessagesResponse, error)
-	// Reads one message.
+	// Reads one message, by its number or the client's id.
 	GetMessage(ctx context.Context, in *GetMessageRequest, opts ...grpc.CallOption) (*GetMessageResponse, error)
 	// Reads a conversation's last message.
 	GetLastMessage(ctx context.Context, in *GetLastMessageRequest, opts ...grpc.CallOption) (*GetLastMessageResponse, error)
@@ -91,13 +92,15 @@ type ConversationServiceClient interface {
 	ForkConversation(ctx context.Context, in *ForkConversationRequest, opts ...grpc.CallOption) (*ForkConversationResponse, error)
 	// Reads a state document.
 	GetState(ctx context.Context, in *GetStateRequest, opts ...grpc.CallOption) (*GetStateResponse, error)
+	// Reads several state documents, of one moment.
+	GetStates(ctx context.Context, in *GetStatesRequest, opts ...grpc.CallOption) (*GetStatesResponse, error)
 	// Writes a state document. That of a session creates the conversation if necessary.
 	SetState(ctx context.Context, in *SetStateRequest, opts ...grpc.CallOption) (*SetStateResponse, error)
 	// Deletes a state document.
 	DeleteState(ctx context.Context, in *DeleteStateRequest, opts ...grpc.CallOption) (*DeleteStateResponse, error)
 	// Erases a user's state document and all conversations with the label `user` of that value, from the files, too.
 	EraseUser(ctx context.Context, in *EraseUserRequest, opts ...grpc.CallOption) (*EraseUserResponse, error)
-	// Writes messages, state and fragments of a namespace in one transaction: all or nothing.
+	// Writes and deletes messages, state and fragments of a namespace in one transaction: all or nothing.
 	WriteTogether(ctx context.Context, in *WriteTogetherRequest, opts ...grpc.CallOption) (*WriteTogetherResponse, error)
 	// Saves plans together.
 	SavePlans(ctx context.Context, in *SavePlansRequest, opts ...grpc.CallOption) (*SavePlansResponse, error)
@@ -298,6 +301,16 @@ func (c *conversationServiceClient) GetState(ctx context.Context, in *GetStateRe
 	return out, nil
 }
 
+func (c *conversationServiceClient) GetStates(ctx context.Context, in *GetStatesRequest, opts ...grpc.CallOption) (*GetStatesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetStatesResponse)
+	err := c.cc.Invoke(ctx, ConversationService_GetStates_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *conversationServiceClient) SetState(ctx context.Context, in *SetStateRequest, opts ...grpc.CallOption) (*SetStateResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(SetStateResponse)
@@ -404,7 +417,7 @@ type ConversationServiceServer interface {
 	AppendMessages(context.Context, *AppendMessagesRequest) (*AppendMessagesResponse, error)
 	// Lists a conversation's messages in order, or the newest first: all, one agent's, or those between two agents.
 	ListMessages(context.Context, *ListMessagesRequest) (*ListMessagesResponse, error)
-	// Reads one message.
+	// Reads one message, by its number or the client's id.
 	GetMessage(context.Context, *GetMessageRequest) (*GetMessageResponse, error)
 	// Reads a conversation's last message.
 	GetLastMessage(context.Context, *GetLastMessageRequest) (*GetLastMessageResponse, error)
@@ -430,13 +443,15 @@ type ConversationServiceServer interface {
 	ForkConversation(context.Context, *ForkConversationRequest) (*ForkConversationResponse, error)
 	// Reads a state document.
 	GetState(context.Context, *GetStateRequest) (*GetStateResponse, error)
+	// Reads several state documents, of one moment.
+	GetStates(context.Context, *GetStatesRequest) (*GetStatesResponse, error)
 	// Writes a state document. That of a session creates the conversation if necessary.
 	SetState(context.Context, *SetStateRequest) (*SetStateResponse, error)
 	// Deletes a state document.
 	DeleteState(context.Context, *DeleteStateRequest) (*DeleteStateResponse, error)
 	// Erases a user's state document and all conversations with the label `user` of that value, from the files, too.
 	EraseUser(context.Context, *EraseUserRequest) (*EraseUserResponse, error)
-	// Writes messages, state and fragments of a namespace in one transaction: all or nothing.
+	// Writes and deletes messages, state and fragments of a namespace in one transaction: all or nothing.
 	WriteTogether(context.Context, *WriteTogetherRequest) (*WriteTogetherResponse, error)
 	// Saves plans together.
 	SavePlans(context.Context, *SavePlansRequest) (*SavePlansResponse, error)
@@ -508,6 +523,9 @@ func (UnimplementedConversationServiceServer) ForkConversation(context.Context, 
 }
 func (UnimplementedConversationServiceServer) GetState(context.Context, *GetStateRequest) (*GetStateResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetState not implemented")
+}
+func (UnimplementedConversationServiceServer) GetStates(context.Context, *GetStatesRequest) (*GetStatesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetStates not implemented")
 }
 func (UnimplementedConversationServiceServer) SetState(context.Context, *SetStateRequest) (*SetStateResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetState not implemented")
@@ -856,6 +874,24 @@ func _ConversationService_GetState_Handler(srv interface{}, ctx context.Context,
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ConversationService_GetStates_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetStatesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ConversationServiceServer).GetStates(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ConversationService_GetStates_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ConversationServiceServer).GetStates(ctx, req.(*GetStatesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _ConversationService_SetState_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(SetStateRequest)
 	if err := dec(in); err != nil {
@@ -1088,6 +1124,10 @@ var ConversationService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetState",
 			Handler:    _ConversationService_GetState_Handler,
+		},
+		{
+			MethodName: "GetStates",
+			Handler:    _ConversationService_GetStates_Handler,
 		},
 		{
 			MethodName: "SetState",

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TypeVar
 
 from sqlalchemy import ColumnElement, Connection, delete, select
 
 from memstream_server.adapters.journal.database.database import Read, Write
-from memstream_server.adapters.journal.sql import codec, export_reads, import_staging, messages
+from memstream_server.adapters.journal.sql import codec, export_reads, import_staging, joint_writes, messages, states
 from memstream_server.adapters.journal.sql import conversation_copies as copies
 from memstream_server.adapters.journal.sql import conversation_records as records
 from memstream_server.adapters.journal.sql import hidden_conversations as hidden
 from memstream_server.adapters.journal.sql.answers import put_answer
 from memstream_server.adapters.journal.sql.messages import find_row, get_or_create, get_row, update_row
-from memstream_server.adapters.journal.sql.schema import key_range, plans, row_key
+from memstream_server.adapters.journal.sql.schema import conversations, key_range, plans, row_key
 from memstream_server.ports.conversation_records import (
     ConversationChange,
     ConversationQuery,
@@ -50,11 +50,12 @@ from memstream_server.ports.conversations import (
     Removed,
     Status,
 )
+from memstream_server.ports.journal.errors import JournalError
 
 T = TypeVar("T")
 _ERASED_AT_ONCE = 10
 """Conversations of a user that one write hides."""
-PART_ROWS = hidden.SLICE_BYTES // records.BYTES_OF_ROW
+PART_ROWS = hidden.SLICE_BYTES // joint_writes.BYTES_OF_ROW
 _COPIES = 4
 """How often a copy of a conversation that is changed meanwhile is begun."""
 
@@ -69,10 +70,10 @@ class SqlConversations:
     async def append_message(
         self, conversation: ConversationName, message: Message, now_us: int, answer: AnswerOf[Message] = None
     ) -> Message:
-        async with self.store_bodies(conversation.namespace, [message], now_us) as stored:
+        async with self.store_bodies(conversation.namespace, [message.body], now_us) as stored:
             return await self._write_with_answer(
                 lambda c: messages.append_message(c, conversation, message, now_us, stored),
-                2 + records.cost_messages([message], stored),
+                2 + joint_writes.cost_messages([message], stored),
                 True,
                 answer,
             )
@@ -85,17 +86,17 @@ class SqlConversations:
         now_us: int,
         answer: AnswerOf[Appended] = None,
     ) -> Appended:
-        async with self.store_bodies(conversation.namespace, given, now_us) as stored:
+        async with self.store_bodies(conversation.namespace, [one.body for one in given], now_us) as stored:
             return await self._write_with_answer(
                 lambda c: messages.append_messages(c, conversation, given, condition, now_us, stored),
-                2 + records.cost_messages(given, stored),
+                2 + joint_writes.cost_messages(given, stored),
                 True,
                 answer,
             )
 
     @asynccontextmanager
     async def store_bodies(
-        self, namespace: str, given: Sequence[Message], now_us: int, staged: str = hidden.HIDDEN
+        self, namespace: str, given: Sequence[bytes | None], now_us: int, staged: str = hidden.HIDDEN
     ) -> AsyncIterator[Mapping[bytes, int]]:
         bodies = hidden.select_large(given)
         if not bodies:
@@ -129,6 +130,10 @@ class SqlConversations:
         while not await self._write(lambda c: hidden.purge_slice(c, number), hidden.SLICE_ROWS, False):
             pass
 
+    async def purge_deleted(self, namespace: str) -> None:
+        with suppress(JournalError):  # the write before is done; `prune_conversations` purges what is left
+            await self._purge_deleted(namespace)
+
     async def _purge_deleted(self, namespace: str) -> None:
         """Delete, slice by slice, the rows of what was deleted in a namespace."""
         while (number := await self._read(lambda c: hidden.find_deleted(c, namespace))) is not None:
@@ -137,8 +142,8 @@ class SqlConversations:
     async def list_messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
         return await self._read(lambda c: messages.read_messages(c, conversation, query))
 
-    async def get_message(self, conversation: ConversationName, number: int) -> Message:
-        return await self._read(lambda c: messages.read_message(c, conversation, number))
+    async def get_message(self, conversation: ConversationName, which: int | str) -> Message:
+        return await self._read(lambda c: messages.read_message(c, conversation, which))
 
     async def last_message(self, conversation: ConversationName) -> Message:
         return await self._read(lambda c: messages.read_last_message(c, conversation))
@@ -146,14 +151,14 @@ class SqlConversations:
     async def replace_message(
         self, conversation: ConversationName, message: Message, now_us: int, answer: AnswerOf[Message] = None
     ) -> Message:
-        async with self.store_bodies(conversation.namespace, [message], now_us) as stored:
+        async with self.store_bodies(conversation.namespace, [message.body], now_us) as stored:
             done = await self._write_with_answer(
                 lambda c: messages.replace_message(c, conversation, message, now_us, stored),
-                2 + records.cost_messages([message], stored),
+                2 + joint_writes.cost_messages([message], stored),
                 True,
                 answer,
             )
-        await self._purge_deleted(conversation.namespace)
+        await self.purge_deleted(conversation.namespace)
         return done
 
     async def remove_messages(
@@ -165,12 +170,16 @@ class SqlConversations:
             False,
             answer,
         )
-        await self._purge_deleted(conversation.namespace)
+        await self.purge_deleted(conversation.namespace)
         return done
 
-    async def pop_message(self, conversation: ConversationName, answer: AnswerOf[Message] = None) -> Message:
-        done = await self._write_with_answer(lambda c: messages.pop_message(c, conversation), 3, False, answer)
-        await self._purge_deleted(conversation.namespace)
+    async def pop_message(
+        self, conversation: ConversationName, last_number: int | None = None, answer: AnswerOf[Message] = None
+    ) -> Message:
+        done = await self._write_with_answer(
+            lambda c: messages.pop_message(c, conversation, last_number), 3, False, answer
+        )
+        await self.purge_deleted(conversation.namespace)
         return done
 
     async def _copy_slices(
@@ -253,8 +262,8 @@ class SqlConversations:
     async def stage_rows(
         self, staged: str, create_time_us: int, messages: Sequence[Message], plans: Sequence[Plan]
     ) -> None:
-        async with self.store_bodies("", messages, 0, staged) as stored:
-            rows = 2 + records.cost_messages(messages, stored) + len(plans)
+        async with self.store_bodies("", [one.body for one in messages], 0, staged) as stored:
+            rows = 2 + joint_writes.cost_messages(messages, stored) + len(plans)
             await self._write(
                 lambda c: import_staging.put_staged(c, staged, create_time_us, messages, plans, stored), rows, True
             )
@@ -262,13 +271,16 @@ class SqlConversations:
     async def publish_staged(
         self, staged: str, conversation: ConversationName, status: Status, details: Details
     ) -> None:
-        rows = 3 + len(details.labels) + len(details.state or b"") // records.BYTES_OF_ROW
+        async with self.store_bodies("", [details.state], 0, staged) as stored:
+            rows = 3 + len(details.labels) + joint_writes.cost_document(details.state or b"", stored)
 
-        def publish(connection: Connection) -> None:
-            number = import_staging.publish_staged(connection, staged, conversation, status)
-            records.put_details(connection, conversation, number, details)
+            def publish(connection: Connection) -> None:
+                number = import_staging.publish_staged(connection, staged, conversation, status)
+                records.put_details(connection, conversation, number, details, stored)
+                of_state = conversations.c.number.in_(stored.values())
+                import_staging.publish_parts(connection, conversation.namespace, of_state)
 
-        await self._write(publish, rows, False)
+            await self._write(publish, rows, False)
 
     async def discard_staged(self, staged: str) -> None:
         number = await self._read(lambda c: import_staging.find_staged(c, staged))
@@ -293,9 +305,13 @@ class SqlConversations:
             lambda c: records.update_record(c, conversation, change, now_us), 5, True, answer
         )
 
-    async def delete_conversation(self, conversation: ConversationName, answer: AnswerOf[int] = None) -> int:
-        count = await self._write_with_answer(lambda c: records.delete_record(c, conversation), 5, False, answer)
-        await self._purge_deleted(conversation.namespace)
+    async def delete_conversation(
+        self, conversation: ConversationName, last_number: int | None = None, answer: AnswerOf[int] = None
+    ) -> int:
+        count = await self._write_with_answer(
+            lambda c: records.delete_record(c, conversation, last_number), 5, False, answer
+        )
+        await self.purge_deleted(conversation.namespace)
         return count
 
     async def fork_conversation(
@@ -314,21 +330,31 @@ class SqlConversations:
         )
 
     async def get_state(self, name: StateName) -> State:
-        return await self._read(lambda c: records.get_state(c, name))
+        return await self._read(lambda c: states.get_state(c, name))
+
+    async def get_states(self, names: Sequence[StateName], bytes_max: int) -> list[State | None]:
+        return await self._read(lambda c: states.get_states(c, names, bytes_max))
 
     async def set_state(
         self, name: StateName, document: bytes, version: int | None, now_us: int, answer: AnswerOf[State] = None
     ) -> State:
-        rows = 3 + len(document) // records.BYTES_OF_ROW
-        return await self._write_with_answer(
-            lambda c: records.set_state(c, name, document, version, now_us), rows, True, answer
-        )
+        async with self.store_bodies(name.namespace, [document], now_us) as stored:
+            done = await self._write_with_answer(
+                lambda c: states.set_state(c, name, document, version, now_us, stored),
+                3 + joint_writes.cost_document(document, stored),
+                True,
+                answer,
+            )
+        await self.purge_deleted(name.namespace)
+        return done
 
     async def list_states(self, namespace: str, after: tuple[str, str], limit: int) -> list[tuple[StateName, State]]:
-        return await self._read(lambda c: records.list_states(c, namespace, after, limit))
+        return await self._read(lambda c: states.list_states(c, namespace, after, limit))
 
-    async def delete_state(self, name: StateName, answer: AnswerOf[bool] = None) -> bool:
-        return await self._write_with_answer(lambda c: records.delete_state(c, name), 1, False, answer)
+    async def delete_state(self, name: StateName, version: int | None = None, answer: AnswerOf[bool] = None) -> bool:
+        done = await self._write_with_answer(lambda c: states.delete_state(c, name, version), 1, False, answer)
+        await self.purge_deleted(name.namespace)
+        return done
 
     async def erase_user(self, namespace: str, user: str) -> tuple[int, bool]:
         names = {user, *await self._read(lambda c: records.list_names_of(c, namespace, user))}
@@ -342,6 +368,7 @@ class SqlConversations:
             names.update(erased)
         await self._purge_deleted(namespace)
         had_state = await self.delete_state(StateName(namespace, StateScope.USER, user))
+        await self._purge_deleted(namespace)
         await self._empty_answers(namespace, names)  # what was stored meanwhile
         return count, had_state
 
@@ -354,8 +381,8 @@ class SqlConversations:
         return await self._read(lambda c: records.list_due_feeds(c, after, limit))
 
     async def write_together(self, joint: JointWrites) -> None:
-        rows = sum(records.cost_rows(write, joint.stored) for write in joint.writes)
-        await self._write(lambda c: records.write_together(c, joint), rows, True)
+        rows = sum(joint_writes.cost_rows(write, joint.stored) for write in joint.writes)
+        await self._write(lambda c: joint_writes.write_together(c, joint), rows, True)
 
     async def prune_conversations(self, now_us: int, limit: int) -> int:
         count = await self._write(lambda c: records.prune_expired(c, now_us, limit), 5 * limit, False)

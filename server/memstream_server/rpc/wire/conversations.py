@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from memstream.v1 import conversation_service_pb2 as pb
 from memstream_server.core.json_text import find_fault
@@ -134,6 +135,13 @@ def read_message(
 def message_number(found: Violations, field: str, value: int) -> int:
     """Validates the number of a message."""
     return int(check_bounds(found, field, value, 1, MESSAGE_NUMBER_MAX))
+
+
+def read_last_number(found: Violations, request: Any) -> int | None:
+    """The precondition `last_number` of a request; None: it has none."""
+    if not request.HasField("last_number"):
+        return None
+    return int(check_bounds(found, "last_number", request.last_number, 0, MESSAGE_NUMBER_MAX))
 
 
 def message_of(conversation: ConversationName, message: Message) -> pb.ConversationMessage:
@@ -277,17 +285,18 @@ def conversation_message(record: ConversationRecord) -> pb.Conversation:
 
 
 def read_state_name(
-    found: Violations, namespace: str, scope: pb.StateScope.ValueType, name: str, limits: Limits
+    found: Violations, namespace: str, scope: pb.StateScope.ValueType, name: str, limits: Limits, at: str = ""
 ) -> StateName:
     """Validates the state document that a request names."""
-    check_name(found, "namespace", namespace, limits)
+    if not at:
+        check_name(found, "namespace", namespace, limits)
     if scope == pb.STATE_SCOPE_UNSPECIFIED:
-        found.add("scope", "is not set")
-    read = STATE_SCOPES.read_value(found, "scope", scope, StateScope.APP)
+        found.add(f"{at}scope", "is not set")
+    read = STATE_SCOPES.read_value(found, f"{at}scope", scope, StateScope.APP)
     if read is StateScope.SESSION:
-        check_name(found, "name", name, limits)
+        check_name(found, f"{at}name", name, limits)
     else:
-        check_identifier(found, "name", name, limits, required=True)
+        check_identifier(found, f"{at}name", name, limits, required=True)
     return StateName(namespace, read, name)
 
 

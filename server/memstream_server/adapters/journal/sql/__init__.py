@@ -24,9 +24,11 @@ versions: what fragments said before a commit replaced it
 outbox: the outbox of the vector index
 next_space_vectors: vectors in an embedding space that is not in force
 messages: messages of conversations, and the rows of these
-hidden_conversations: what takes several transactions: bodies in parts, deleted conversations
+hidden_conversations: what takes several transactions: bodies and documents in parts, deleted conversations
 conversation_copies: forks, and conversations of which much is deleted
-conversation_records: conversations as wholes, and state documents
+conversation_records: conversations as wholes
+states: state documents
+joint_writes: several writes of one transaction, and what writes cost
 export_reads: reads a whole memory or conversation for an export
 import_staging: staging of imported conversations
 """

@@ -13,7 +13,7 @@ from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, fun
 from memstream_server.adapters.journal.sql import bulk, codec, conflicts, outbox
 from memstream_server.adapters.journal.sql.answers import put_answer, put_answers, replace_answers
 from memstream_server.adapters.journal.sql.bulk import IDS_MAX
-from memstream_server.adapters.journal.sql.conversation_records import cost_rows, write_together
+from memstream_server.adapters.journal.sql.joint_writes import cost_rows, write_together
 from memstream_server.adapters.journal.sql.recall_receipts import erase_evidence, keep_receipt
 from memstream_server.adapters.journal.sql.schema import (
     anchors,

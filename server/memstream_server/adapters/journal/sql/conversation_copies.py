@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Connection, Row, case, cast, insert, select, 
 
 from memstream_server.adapters.journal.sql import conversation_records as records
 from memstream_server.adapters.journal.sql import hidden_conversations as hidden
-from memstream_server.adapters.journal.sql import messages
+from memstream_server.adapters.journal.sql import messages, states
 from memstream_server.adapters.journal.sql.schema import (
     conversations,
     key_position,
@@ -24,8 +24,14 @@ from memstream_server.adapters.journal.sql.schema import (
     row_key,
 )
 from memstream_server.adapters.journal.sql.schema import messages as message_rows
-from memstream_server.ports.conversation_records import ConversationRecord
-from memstream_server.ports.conversations import ConversationExists, ConversationName, Removal, Removed
+from memstream_server.ports.conversation_records import REMOVED_MAX, ConversationRecord, RemovesTooMany
+from memstream_server.ports.conversations import (
+    ConversationExists,
+    ConversationName,
+    Precondition,
+    Removal,
+    Removed,
+)
 from memstream_server.ports.journal.errors import JournalError
 
 
@@ -81,7 +87,7 @@ def fork_slice(
         ttl_us=old.ttl_us,
     )
     records.put_labels(connection, target.namespace, copy.number, records.decode_labels(old.labels))
-    records.copy_state(connection, source, target, now_us)
+    states.copy_state(connection, source, target, now_us)
     messages.touch_row(connection, copy.number, now_us)
     return records.get_record(connection, target)
 
@@ -91,6 +97,7 @@ def remove_slice(
 ) -> Copy | Removed:
     """Delete what is one slice at once. Of more, continue a copy of the rest, or begin the one of this hidden name."""
     old = messages.get_row(connection, conversation, lock=True)
+    messages.check_condition(connection, conversation, old, Precondition(removal.last_number))
     if isinstance(begun, str):
         if removal.numbers:
             return messages.remove_numbers(connection, conversation, old.number, removal.numbers)
@@ -105,6 +112,23 @@ def remove_slice(
         return copy
     _replace(connection, old, copy)
     return Removed(old.message_count - copy.count, messages.last_number(connection, copy.number))
+
+
+def remove_at_once(connection: Connection, conversation: ConversationName, removal: Removal, now_us: int) -> Removed:
+    """Delete in this transaction: some messages, or all. Raises RemovesTooMany."""
+    old = messages.get_row(connection, conversation, lock=True)
+    messages.check_condition(connection, conversation, old, Precondition(removal.last_number))
+    if removal.numbers:
+        return messages.remove_numbers(connection, conversation, old.number, removal.numbers)
+    first, last = messages.find_range(connection, old, removal)
+    if first == 1 and last >= old.last_number:
+        name = f"{hidden.HIDDEN}all.{old.number}.{old.changes}"
+        _replace(connection, old, _begin(connection, old, conversation.namespace, (), now_us, name))
+        return Removed(old.message_count, 0)
+    if messages.count_to(connection, old.number, first, last, REMOVED_MAX + 1) > REMOVED_MAX:
+        raise RemovesTooMany(f"more than {REMOVED_MAX} messages of {conversation} are to be deleted, and not all")
+    count = messages.delete_range(connection, old.number, first, last)
+    return Removed(count, messages.last_number(connection, old.number))
 
 
 def _begin(

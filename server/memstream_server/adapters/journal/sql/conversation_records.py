@@ -1,4 +1,4 @@
-"""Conversations as wholes, and state documents: list, label, expire, fork, erase."""
+"""Conversations as wholes: list, label, expire, erase."""
 
 from __future__ import annotations
 
@@ -9,46 +9,37 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
-    and_,
     delete,
     insert,
     or_,
     select,
-    tuple_,
     update,
 )
 
-from memstream_server.adapters.journal.sql import bulk, codec, messages
+from memstream_server.adapters.journal.sql import bulk, codec, messages, states
 from memstream_server.adapters.journal.sql import hidden_conversations as hidden
-from memstream_server.adapters.journal.sql.answers import put_answer
 from memstream_server.adapters.journal.sql.schema import (
     FEED_DUE,
     conversation_labels,
     conversations,
     requests,
-    states,
 )
 from memstream_server.ports.conversation_records import (
     USER_LABEL,
-    AdvanceFeed,
-    AppendMessages,
     ConversationChange,
     ConversationQuery,
     ConversationRecord,
-    ConversationResult,
-    ConversationWrite,
     Feed,
-    JointWrites,
-    ReplaceMessage,
-    SetState,
-    State,
-    StateDiffers,
     StateName,
     StateScope,
-    UpdateConversation,
 )
-from memstream_server.ports.conversations import ConversationExists, ConversationName, Details, Message, NotThere
-from memstream_server.ports.journal.errors import PreconditionFailed
+from memstream_server.ports.conversations import (
+    ConversationExists,
+    ConversationName,
+    Details,
+    NotThere,
+    Precondition,
+)
 from memstream_server.ports.journal.records import Labels
 
 _LAST = "\U0010ffff"
@@ -67,8 +58,6 @@ _ANSWERS_TO = (
 )
 """Requests whose stored answers have what a user said, or name the user."""
 _ANSWERS_READ = 500
-BYTES_OF_ROW = 2_048
-"""So many bytes of a body cost about as much as a row."""
 
 
 # ---- conversations
@@ -122,8 +111,9 @@ def update_record(
     return get_record(connection, conversation)
 
 
-def delete_record(connection: Connection, conversation: ConversationName) -> int:
+def delete_record(connection: Connection, conversation: ConversationName, last_number: int | None = None) -> int:
     row = messages.get_row(connection, conversation, lock=True)
+    messages.check_condition(connection, conversation, row, Precondition(last_number))
     return _delete_row(connection, row)
 
 
@@ -192,7 +182,7 @@ def empty_answers(connection: Connection, keys: Sequence[str]) -> None:
 def _delete_row(connection: Connection, row: Row[Any]) -> int:
     """Its rows are left to the purge."""
     hidden.hide_conversation(connection, row)
-    delete_state(connection, StateName(row.namespace, StateScope.SESSION, row.name))
+    states.delete_state(connection, StateName(row.namespace, StateScope.SESSION, row.name))
     count: int = row.message_count
     return count
 
@@ -227,115 +217,26 @@ def _decode_row(row: Row[Any]) -> ConversationRecord:
     )
 
 
-def put_details(connection: Connection, conversation: ConversationName, number: int, details: Details) -> None:
+def put_details(
+    connection: Connection,
+    conversation: ConversationName,
+    number: int,
+    details: Details,
+    stored: messages.Stored,
+) -> None:
     """What an imported conversation has besides messages and plans."""
     put_labels(connection, conversation.namespace, number, details.labels)
     messages.update_row(connection, number, ttl_us=details.ttl_us)
     if details.state is not None:
         named = StateName(conversation.namespace, StateScope.SESSION, conversation.name)
-        set_state(connection, named, details.state, None, details.update_time_us)
+        states.set_state(connection, named, details.state, None, details.update_time_us, stored)
     messages.touch_row(connection, number, details.update_time_us)
 
 
 def read_details(connection: Connection, row: Row[Any]) -> Details:
     """What `put_details` writes, of a row of `conversations`."""
-    named = _is_named(StateName(row.namespace, StateScope.SESSION, row.name))
-    state = connection.execute(select(states.c.document).where(named)).scalar_one_or_none()
-    document = None if state is None else bytes(state)
+    document = states.read_session(connection, ConversationName(row.namespace, row.name))
     return Details(decode_labels(row.labels), row.ttl_us, row.update_time_us, document)
-
-
-# ---- state
-
-
-def _is_named(name: StateName) -> ColumnElement[bool]:
-    return and_(states.c.namespace == name.namespace, states.c.scope == name.scope.value, states.c.name == name.name)
-
-
-def get_state(connection: Connection, name: StateName) -> State:
-    row = connection.execute(select(states).where(_is_named(name))).one_or_none()
-    if row is None:
-        text = f"there is no state of the {name.scope.value} {name.name}"
-        raise NotThere(text, ConversationName(name.namespace, name.name))
-    return State(bytes(row.document), row.version, row.update_time_us)
-
-
-def list_states(
-    connection: Connection, namespace: str, after: tuple[str, str], limit: int
-) -> list[tuple[StateName, State]]:
-    place = tuple_(states.c.scope, states.c.name)
-    wanted = (states.c.namespace == namespace) & (place > after) & (states.c.scope != StateScope.SESSION.value)
-    rows = connection.execute(select(states).where(wanted).order_by(states.c.scope, states.c.name).limit(limit))
-    return [
-        (
-            StateName(namespace, StateScope(row.scope), row.name),
-            State(bytes(row.document), row.version, row.update_time_us),
-        )
-        for row in rows
-    ]
-
-
-def set_state(connection: Connection, name: StateName, document: bytes, version: int | None, now_us: int) -> State:
-    if name.scope is StateScope.SESSION:
-        row = messages.get_or_create(connection, ConversationName(name.namespace, name.name), now_us)
-        messages.touch_row(connection, row.number, now_us)
-    place = select(states.c.version).where(_is_named(name)).with_for_update()
-    present = connection.execute(place).scalar_one_or_none()
-    if version is not None and version != (present or 0):
-        raise StateDiffers("the state was written since", present or 0)
-    made = max(now_us, (present or 0) + 1)
-    values = {"version": made, "update_time_us": now_us, "document": document}
-    if present is None:
-        named = {"namespace": name.namespace, "scope": name.scope.value, "name": name.name}
-        connection.execute(insert(states), named | values)
-    else:
-        connection.execute(update(states).where(_is_named(name)).values(values))
-    return State(document, made, now_us)
-
-
-def delete_state(connection: Connection, name: StateName) -> bool:
-    return connection.execute(delete(states).where(_is_named(name))).rowcount > 0
-
-
-def copy_state(connection: Connection, source: ConversationName, target: ConversationName, now_us: int) -> None:
-    old = connection.execute(
-        select(states.c.document).where(_is_named(StateName(source.namespace, StateScope.SESSION, source.name)))
-    ).scalar_one_or_none()
-    if old is not None:
-        set_state(connection, StateName(target.namespace, StateScope.SESSION, target.name), bytes(old), None, now_us)
-
-
-# ---- several writes in one transaction
-
-
-def write_together(connection: Connection, joint: JointWrites) -> None:
-    """Apply the writes, and store the answer that their results make."""
-    put_answer(connection, joint.finish([_apply(connection, one, joint) for one in joint.writes]))
-
-
-def _apply(connection: Connection, write: ConversationWrite, joint: JointWrites) -> ConversationResult:
-    now_us, stored = joint.now_us, joint.stored
-    match write:
-        case AppendMessages():
-            given = write.messages
-            return messages.append_messages(connection, write.conversation, given, write.condition, now_us, stored)
-        case ReplaceMessage():
-            return messages.replace_message(connection, write.conversation, write.message, now_us, stored)
-        case SetState():
-            return set_state(connection, write.name, write.document, write.version, now_us)
-        case AdvanceFeed():
-            _advance_feed(connection, write)
-            return None
-        case UpdateConversation():
-            return update_record(connection, write.conversation, write.change, now_us)
-
-
-def _advance_feed(connection: Connection, write: AdvanceFeed) -> None:
-    table = conversations.c
-    same = (table.number == write.number, table.feed_memory == write.memory, table.fed_number == write.from_number)
-    advanced = update(conversations).where(*same).values(fed_number=write.to_number)
-    if connection.execute(advanced).rowcount != 1:
-        raise PreconditionFailed("the conversation was deleted, or is fed otherwise now")
 
 
 def list_due_feeds(connection: Connection, after: int, limit: int) -> list[Feed]:
@@ -345,22 +246,3 @@ def list_due_feeds(connection: Connection, after: int, limit: int) -> list[Feed]
         Feed(row.number, ConversationName(row.namespace, row.name), row.feed_memory, row.fed_number, row.last_number)
         for row in connection.execute(due)
     ]
-
-
-def cost_rows(write: ConversationWrite, stored: messages.Stored) -> int:
-    """What a write costs, in rows."""
-    match write:
-        case AppendMessages():
-            return 2 + cost_messages(write.messages, stored)
-        case ReplaceMessage():
-            return 2 + cost_messages([write.message], stored)
-        case SetState():
-            return 3 + len(write.document) // BYTES_OF_ROW
-        case _:
-            return 5
-
-
-def cost_messages(given: Sequence[Message], stored: messages.Stored) -> int:
-    """What messages cost, in rows, besides the parts of bodies that are written already."""
-    left: int = sum(one.body_size_bytes for one in given if one.body not in stored)
-    return len(given) + left // BYTES_OF_ROW

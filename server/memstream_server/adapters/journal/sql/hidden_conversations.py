@@ -23,8 +23,8 @@ from memstream_server.adapters.journal.sql.schema import (
     messages,
     plans,
     row_key,
+    states,
 )
-from memstream_server.ports.conversations import Message
 from memstream_server.ports.journal.errors import JournalError
 
 HIDDEN = "\n"
@@ -73,9 +73,9 @@ def hide_conversation(connection: Connection, row: Row[Any]) -> None:
 # ---- bodies in parts
 
 
-def select_large(given: Iterable[Message]) -> list[bytes]:
+def select_large(given: Iterable[bytes | None]) -> list[bytes]:
     """The bodies that are to be written in parts: if all of one call are more than a slice, those with a row."""
-    bodies = [one.body for one in given if one.body is not None]
+    bodies = [body for body in given if body is not None]
     if sum(map(len, bodies)) <= SLICE_BYTES:
         return []
     return list(dict.fromkeys(body for body in bodies if len(body) > BODY_INLINE_BYTES))
@@ -99,10 +99,11 @@ def split_bodies(stored: Mapping[bytes, int]) -> Iterator[list[tuple[int, bytes,
 def write_bodies(connection: Connection, rows: Sequence[tuple[int, bytes, int | None]]) -> None:
     """Rows of `message_bodies`. Those that refer to parts keep them from being purged."""
     bulk.write_rows(connection, _BODIES, rows)
-    _keep(connection, {number for _, _, number in rows if number is not None})
+    keep_parts(connection, {number for _, _, number in rows if number is not None})
 
 
-def _keep(connection: Connection, numbers: Iterable[int]) -> None:
+def keep_parts(connection: Connection, numbers: Iterable[int]) -> None:
+    """A body or document refers to these parts: they are not purged. Raises JournalError if they were."""
     for some in bulk.split_ids(sorted(numbers)):
         present = conversations.c.number.in_(some) & conversations.c.expire_time_us.is_distinct_from(DELETED)
         kept = connection.execute(update(conversations).where(present).values(expire_time_us=None)).rowcount
@@ -116,13 +117,15 @@ def read_bodies(connection: Connection, keys: Sequence[int]) -> dict[int, bytes]
     for some in bulk.split_ids(keys):
         wanted = select(message_bodies.c.key, message_bodies.c.body, message_bodies.c.parts)
         for key, body, parts in connection.execute(wanted.where(message_bodies.c.key.in_(some))).all():
-            found[key] = bytes(body) if parts is None else b"".join(_read_parts(connection, parts))
+            found[key] = bytes(body) if parts is None else read_parts(connection, parts)
     return found
 
 
-def _read_parts(connection: Connection, number: int) -> Iterable[bytes]:
+def read_parts(connection: Connection, number: int) -> bytes:
+    """The body or document of these parts."""
     within = message_bodies.c.key.between(*key_range(number))
-    return connection.execute(select(message_bodies.c.body).where(within).order_by(message_bodies.c.key)).scalars()
+    parts = select(message_bodies.c.body).where(within).order_by(message_bodies.c.key)
+    return b"".join(connection.execute(parts).scalars())
 
 
 def drop_bodies(connection: Connection, which: ColumnElement[bool]) -> None:
@@ -130,12 +133,20 @@ def drop_bodies(connection: Connection, which: ColumnElement[bool]) -> None:
     referring = select(message_bodies.c.parts).where(which, message_bodies.c.parts.is_not(None))
     numbers = sorted(set(connection.execute(referring).scalars()))
     connection.execute(delete(message_bodies).where(which))
+    release_parts(connection, numbers)
+
+
+def release_parts(connection: Connection, numbers: Sequence[int]) -> None:
+    """Leave parts to the purge, unless another body or document refers to them."""
     for some in bulk.split_ids(numbers):
         of_these = conversations.c.number.in_(some)
         # PostgreSQL: another process that drops the other reference commits first, or waits.
         connection.execute(select(conversations.c.number).where(of_these).order_by("number").with_for_update()).all()
         kept = select(message_bodies.c.parts).where(message_bodies.c.parts.in_(some))
-        unused = update(conversations).where(of_these, conversations.c.number.not_in(kept))
+        of_states = select(states.c.parts).where(states.c.parts.in_(some))
+        unused = update(conversations).where(
+            of_these, conversations.c.number.not_in(kept), conversations.c.number.not_in(of_states)
+        )
         connection.execute(unused.values(expire_time_us=DELETED))
 
 

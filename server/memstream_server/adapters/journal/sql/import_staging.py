@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import ColumnElement, Connection, select, update
 
 from memstream_server.adapters.journal.sql import bulk, codec, messages
 from memstream_server.adapters.journal.sql.hidden_conversations import HIDDEN
@@ -57,10 +57,16 @@ def publish_staged(connection: Connection, staged: str, named: ConversationName,
         )
     )
     parts = select(message_bodies.c.parts).where(message_bodies.c.key.between(*key_range(number)))
-    hidden_name = HIDDEN + conversations.c.name
-    moved = conversations.c.number.in_(parts.where(message_bodies.c.parts.is_not(None)))
-    connection.execute(update(conversations).where(moved).values(namespace=named.namespace, name=hidden_name))
+    publish_parts(
+        connection, named.namespace, conversations.c.number.in_(parts.where(message_bodies.c.parts.is_not(None)))
+    )
     return number
+
+
+def publish_parts(connection: Connection, namespace: str, which: ColumnElement[bool]) -> None:
+    """Move staged parts to the namespace of the body or document that refers to them."""
+    hidden_name = HIDDEN + conversations.c.name
+    connection.execute(update(conversations).where(which).values(namespace=namespace, name=hidden_name))
 
 
 def find_staged(connection: Connection, staged: str) -> int | None:

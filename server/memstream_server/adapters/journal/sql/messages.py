@@ -118,7 +118,7 @@ def append_messages(
     present = {} if row is None else _find_present(connection, row.number, given)
     fresh = [one for one in given if one.client_id not in present]
     if fresh:
-        _check_condition(connection, conversation, row, condition)
+        check_condition(connection, conversation, row, condition)
         row = row or create_row(connection, conversation.namespace, conversation.name, now_us)
     assert row is not None
     time_us = max(now_us, row.message_time_us)
@@ -200,10 +200,17 @@ def find_range(connection: Connection, row: Row[Any], removal: Removal) -> tuple
     return 1, row.last_number if last is None else key_position(last)
 
 
-def pop_message(connection: Connection, conversation: ConversationName) -> Message:
-    number = get_row(connection, conversation, lock=True).number
+def count_to(connection: Connection, number: int, first: int, last: int, limit: int) -> int:
+    """How many messages there are from `first` to `last`, at most `limit`."""
+    within = messages.c.key.between(row_key(number, first), row_key(number, last))
+    return len(connection.execute(select(messages.c.key).where(within).limit(limit)).all())
+
+
+def pop_message(connection: Connection, conversation: ConversationName, expected: int | None = None) -> Message:
+    row = get_row(connection, conversation, lock=True)
+    check_condition(connection, conversation, row, Precondition(expected))
     found = read_last_message(connection, conversation)
-    delete_range(connection, number, found.number)
+    delete_range(connection, row.number, found.number)
     return found
 
 
@@ -222,7 +229,7 @@ def _add_count(connection: Connection, number: int, count: int) -> None:
     connection.execute(update(conversations).where(conversations.c.number == number).values(counted))
 
 
-def _check_condition(
+def check_condition(
     connection: Connection, conversation: ConversationName, row: Row[Any] | None, condition: Precondition
 ) -> None:
     if condition.absent and row is not None:
@@ -296,8 +303,12 @@ def read_messages(connection: Connection, conversation: ConversationName, query:
     return list(_with_bodies(connection, number, found, query.bodies_max))
 
 
-def read_message(connection: Connection, conversation: ConversationName, wanted: int) -> Message:
+def read_message(connection: Connection, conversation: ConversationName, which: int | str) -> Message:
+    """By its number or its client id."""
     number = get_row(connection, conversation).number
+    wanted = which if isinstance(which, int) else _find_numbers(connection, number, [which]).get(which)
+    if wanted is None:
+        raise NotThere(f"the conversation {conversation} has no message with this client_id", conversation)
     record = _read_record(connection, conversation, number, wanted)
     (found,) = _with_bodies(connection, number, [record], 1)
     return found

@@ -381,7 +381,9 @@ states = Table(
     Column("version", BigInteger, nullable=False),
     Column("update_time_us", BigInteger, nullable=False),
     Column("document", LargeBinary, nullable=False),
+    Column("parts", BigInteger),  # the hidden conversation whose bodies are its parts (`document` is empty)
 )
+Index("states_parts", states.c.parts, sqlite_where=text("parts IS NOT NULL"))
 
 messages = Table(
     "messages",

@@ -22,6 +22,7 @@ from memstream_server.adapters.journal.sql.schema import (
     plans,
     states,
 )
+from memstream_server.adapters.journal.sql.states import read_document
 from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal
 from memstream_server.core.json_text import find_fault
 from memstream_server.ports.conversation_records import StateScope
@@ -101,11 +102,14 @@ def _display_name(row: Row[Any]) -> str:
 
 
 def _check_hidden(checking: _ConversationCheck) -> None:
-    """What is never purged is the body of a message."""
+    """What is never purged is the body of a message, or the document of a state."""
     number = checking.row.number
-    referring = select(message_bodies.c.key).where(message_bodies.c.parts == number).limit(1)
-    if checking.row.expire_time_us is None and checking.connection.execute(referring).first() is None:
-        checking.report.add_violation("messages", f"the body in parts, number {number}, has no message")
+    messages_of = select(message_bodies.c.key).where(message_bodies.c.parts == number).limit(1)
+    states_of = select(states.c.name).where(states.c.parts == number).limit(1)
+    if checking.row.expire_time_us is None and all(
+        checking.connection.execute(referring).first() is None for referring in (messages_of, states_of)
+    ):
+        checking.report.add_violation("messages", f"the body in parts, number {number}, has no message and no state")
 
 
 def _check_status(checking: _ConversationCheck) -> None:
@@ -188,7 +192,7 @@ def check_states(connection: Connection, report: Report) -> None:
         for row in rows:
             report.count_checked("states")
             name = f"the state of {row.scope} {row.namespace}/{row.name}"
-            if wrong := find_fault(bytes(row.document)):
+            if wrong := find_fault(read_document(connection, row)):
                 report.add_violation("states", f"{name} is not JSON: {wrong}")
             owner = select(conversations.c.number).filter_by(namespace=row.namespace, name=row.name)
             if row.scope == StateScope.SESSION.value and connection.execute(owner).first() is None:
