@@ -1,10 +1,7 @@
-"""A watch of blocks in the process: what it skips, and what wakes it; and a write whose caller has left."""
+"""A watch of blocks in the process: what it skips, and what wakes it."""
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -18,7 +15,6 @@ from memstream_server.engine.settings import Limits
 from memstream_server.ports.blocks import BlockName, MemoryName
 from tests.journal.samples import record
 from tests.support import journals
-from tests.support.waiting import until
 
 JOY = MemoryName("comedy", "joy")
 
@@ -46,24 +42,3 @@ async def test_slow_reader_gets_the_latest_version_alone(journal: SqlJournal) ->
         assert second.deleted == ()
         await blocks.delete(BlockName(JOY, "task"), None)
         assert (await anext(watch)).deleted == ("task",)
-
-
-async def test_write_that_fails_after_its_caller_left_is_quiet(journal: SqlJournal) -> None:
-    warnings: list[dict[str, object]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: warnings.append(context))
-    blocks, release = Blocks(journal.blocks, journal, Clock(), 3_600.0, Limits()), threading.Event()
-    holding = asyncio.create_task(journal._writer.run_exclusively(release.wait))
-    leaving = asyncio.create_task(blocks.put(BlockName(MemoryName("comedy", "gone"), "task"), BlockPut("x"), None))
-
-    async def is_writing() -> bool:
-        return journal._writer.waiting == 1
-
-    await until(is_writing)
-    leaving.cancel()
-    await asyncio.gather(leaving, return_exceptions=True)
-    release.set()
-    await holding
-    await blocks.put(BlockName(JOY, "task"), BlockPut("written after it"), None)
-    del leaving
-    gc.collect()
-    assert not warnings

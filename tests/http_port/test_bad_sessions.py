@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import grpc.aio
 import httpx2
-import pytest
 from google.protobuf import json_format
 
 import memstream
 from memstream import StateScope
 from memstream.v1 import conversation_service_pb2 as pb
+from memstream.v1.conversation_service_pb2_grpc import ConversationServiceStub
+from tests.rpc.wire import refused
 from tests.support.server import ServerProcess
 
 SPACE = "badsessions"
@@ -84,16 +86,20 @@ async def look(client: memstream.Client) -> list[object]:
 
 async def test_bad_input_is_refused_alike_on_both_ports(http_server: tuple[ServerProcess, str]) -> None:
     server, address = http_server
-    async with memstream.connect(server.address) as client, httpx2.AsyncClient(timeout=30) as http:
+    async with (
+        memstream.connect(server.address) as client,
+        grpc.aio.insecure_channel(server.address) as channel,
+        httpx2.AsyncClient(timeout=30) as http,
+    ):
+        stub = ConversationServiceStub(channel)
         await fill(client)
         before = await look(client)
         for case, (rpc, given, reason) in CASES.items():
             request = json_format.ParseDict(given, getattr(pb, f"{rpc}Request")())
-            with pytest.raises(memstream.MemstreamError) as caught:
-                await client._link.call(getattr(client._link.conversations, rpc), request)
+            over_grpc = await refused(getattr(stub, rpc)(request))
             url = f"http://{address}/memstream.v1.ConversationService/{rpc}"
             answer = await http.post(url, content=json.dumps(given), headers={"content-type": "application/json"})
             said = [one["debug"]["reason"] for one in answer.json()["details"] if "reason" in one.get("debug", {})]
-            assert (case, caught.value.reason, said) == (case, reason, [reason])
+            assert (case, over_grpc.reason, said) == (case, reason, [reason])
             assert (case, answer.status_code) == (case, STATUS[reason])
             assert await look(client) == before, case

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import os
 import sqlite3
 import threading
@@ -18,7 +19,11 @@ from sqlalchemy.exc import OperationalError
 from memstream_server.adapters.journal import SqlJournal, open_journal, writer
 from memstream_server.adapters.journal.database import sqlite
 from memstream_server.adapters.journal.writer import JointWork
+from memstream_server.engine.blocks import BlockPut, Blocks
 from memstream_server.engine.runtime.call_context import ACCOUNT
+from memstream_server.engine.runtime.clock import Clock
+from memstream_server.engine.settings import Limits
+from memstream_server.ports.blocks import BlockName, MemoryName
 from memstream_server.ports.journal.errors import Conflict, OutcomeUnknown, StorageFull
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.spaces import Space
@@ -312,3 +317,21 @@ async def test_one_caller_waits_for_few_writes_of_another(journal: SqlJournal, m
     await asyncio.gather(holding, *writing)
     await asyncio.gather(*little)
     assert ran.index("little") <= 1 + 4
+
+
+async def test_write_that_fails_after_its_caller_left_is_quiet(journal: SqlJournal) -> None:
+    warnings: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: warnings.append(context))
+    blocks, release = Blocks(journal.blocks, journal, Clock(), 3_600.0, Limits()), threading.Event()
+    holding = asyncio.create_task(journal._writer.run_exclusively(release.wait))
+    leaving = asyncio.create_task(blocks.put(BlockName(MemoryName("comedy", "gone"), "task"), BlockPut("x"), None))
+
+    await until(lambda: _has_waiting_writes(journal, 1))
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    release.set()
+    await holding
+    await blocks.put(BlockName(MemoryName("comedy", "joy"), "task"), BlockPut("written after it"), None)
+    del leaving
+    gc.collect()
+    assert not warnings

@@ -238,7 +238,7 @@ def test_a_crew_has_the_memory_of_an_earlier_one(client: memstream.sync.Client, 
         task = Task(description=description, expected_output="Words", agent=joy)
         crew = Crew(agents=[joy], tasks=[task], memory=memory)
         assert crew.kickoff().raw == said
-        assert crew.copy()._memory._storage is memory._storage
+        assert contents(crew.copy().memory.recall("What is my name?")) == contents(memory.recall("What is my name?"))
 
 
 def test_a_record_with_the_same_id_replaces_it(client: memstream.sync.Client, path: str) -> None:
