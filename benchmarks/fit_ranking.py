@@ -37,7 +37,7 @@ from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import Legs, LexicalIndex, query_terms
-from memstream_server.core.ranking import Question, Weights, add_timely, assess_candidates, rank
+from memstream_server.core.ranking import RankingQuery, Weights, add_timely, assess_candidates, rank
 from memstream_server.core.rendering import indexed_text, lexical_text
 from memstream_server.core.scores import TIMED_PARTS
 from memstream_server.core.signals import Signals
@@ -64,7 +64,7 @@ ANALYZER = SnowballAnalyzer()
 class Asked:
     """A question with its evidence, ready to be ranked."""
 
-    question: Question
+    question: RankingQuery
     legs: Legs
     cosines: npt.NDArray[np.float32]
     evidence: frozenset[str]
@@ -127,7 +127,7 @@ class Memory:
         terms = query_terms(ANALYZER.question_terms(text, self.language).hashes)
         windows = tuple(each.window for each in times)
         only = asks_only_time(text, times)
-        question = Question(text, terms, vector, self.now_us, limit=max(DEPTHS), windows=windows, only_time=only)
+        question = RankingQuery(text, terms, vector, self.now_us, limit=max(DEPTHS), windows=windows, only_time=only)
         legs, cosines = self.lexical.legs(terms), self.dense.cosines(vector)
         allowed = mask(self.columns, Filter(), self.now_us)
         words, around, close = legs.alone.shares, legs.around.shares, best(cosines, allowed, question.per_leg)

@@ -34,7 +34,7 @@ from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import LexicalIndex, query_terms
 from memstream_server.core.policy import AUTO_LANGUAGE
-from memstream_server.core.ranking import Question, rank
+from memstream_server.core.ranking import RankingQuery, rank
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.values import Fragment
 from memstream_server.core.weights import Weights
@@ -111,7 +111,7 @@ def measure_recall(texts: Texts, analyze: Analyze, weights: Weights = USUAL) -> 
     allowed, places = mask(columns, Filter(), NOW_US), []
     for asked in texts.questions:
         hashes = query_terms(analyze(asked.text, True).hashes)
-        question = Question(asked.text, hashes, asked.vector, NOW_US, limit=max(DEPTHS))
+        question = RankingQuery(asked.text, hashes, asked.vector, NOW_US, limit=max(DEPTHS))
         legs, cosines = lexical.legs(hashes), dense.cosines(asked.vector)
         ids = [scored.id for scored in finish(rank(columns, legs, cosines, question, weights, allowed)).results]
         places.append(ids.index(asked.evidence) if asked.evidence in ids else max(DEPTHS))

@@ -34,19 +34,19 @@ from truth import STEMMERS, load_cases
 
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import HashingEmbedder
-from memstream_server.core import ranking, scores, turns, twins
+from memstream_server.core import dialogue, ranking, scores, twins
 from memstream_server.core.arrays import finish
 from memstream_server.core.columns import UNKNOWN, USER
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import Legs, query_terms
-from memstream_server.core.ranking import Question, rank
+from memstream_server.core.ranking import RankingQuery, rank
 from memstream_server.core.rendering import clip_for_index, indexed_text, text_prefix
 from memstream_server.core.speakers import list_named
 from memstream_server.core.time_phrases.recognition import asks_only_time, find_times
 from memstream_server.core.values import Fragment
 from memstream_server.core.weights import Weights
 from memstream_server.engine.memory.search_structures import SearchStructures
-from memstream_server.ports.journal.rows import Block, Row
+from memstream_server.ports.journal.rows import Row, RowBlock
 
 Floats = npt.NDArray[np.float32]
 DEPTHS = (1, 4, 10)
@@ -71,7 +71,7 @@ GRID: Mapping[str, Sequence[float]] = {
 SHARE_MIN of 2 there are no twins."""
 _MODULES: Mapping[str, Sequence[Any]] = {
     "ANSWER_WEIGHT": (scores, ranking),
-    "SHORT_SESSION": (turns,),
+    "SHORT_SESSION": (dialogue,),
     "SHARE_MIN": (twins,),
     "MARGIN": (twins,),
     "AMONG": (twins,),
@@ -131,13 +131,13 @@ def varied(name: str, value: float, usual: Weights, structures: SearchStructures
         former = getattr(_MODULES[name][0], name)
         for each in _MODULES[name]:
             setattr(each, name, value)
-        structures._turns = None  # found again
+        structures._dialogue = None  # found again
         try:
             yield usual
         finally:
             for each in _MODULES[name]:
                 setattr(each, name, former)
-            structures._turns = None  # found again
+            structures._dialogue = None  # found again
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Memory:
             )
             for each, vector in zip(new, vectors, strict=True)
         ]
-        self._structures.extend(Block.from_rows(rows))
+        self._structures.extend(RowBlock.from_rows(rows))
 
     def _cosines(self, vector: Floats, previous: int, talk: bool) -> Floats:
         """float32[n], of turns that are embedded with as many characters of the turn before them."""
@@ -247,7 +247,7 @@ class Memory:
         times = find_times(text, self._language, now_us, UTC)
         terms = query_terms(ANALYZER.question_terms(text, self._language).hashes)
         vector = self._vectors.of([text])[0]
-        question = Question(
+        question = RankingQuery(
             text,
             terms,
             vector,

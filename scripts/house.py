@@ -14,6 +14,7 @@ import re
 import resource
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,7 @@ WAY_REPEATS = 3
 SMALL_LINES = 100
 """Lines of a module that should be part of its only importer, unless a reason keeps them apart."""
 FIELD_WORDS = ("valid_until", "suspic", "supersed")
+PUBLIC_CLASS = re.compile(r"^class ([A-Z]\w*)", re.MULTILINE)
 TYPESCRIPT_IMPORT = re.compile(r"""^(?:import|export)\b[^;'"]*?\bfrom\s+["'](\.[^"']+)["']""", re.MULTILINE)
 
 
@@ -46,6 +48,8 @@ def measure_files() -> Iterator[tuple[str, int]]:
     yield "server.small_single_importers", sum(is_small(name) for name in own)
     for word in FIELD_WORDS:
         yield f"server.files_naming.{word}", sum(word in text for text in texts)
+    classes = Counter(name for text in texts for name in PUBLIC_CLASS.findall(text))
+    yield "server.classes_of_one_name", sum(count > 1 for count in classes.values())
     yield "circles.python", len(import_circles(imports))
     yield "circles.typescript", len(import_circles(typescript_imports()))
 

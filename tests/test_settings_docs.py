@@ -16,7 +16,7 @@ import structlog
 
 from memstream_server.app.dependencies import build_limits
 from memstream_server.core.policy import DEFAULT, iterate_tunables
-from memstream_server.engine.settings import Limits
+from memstream_server.engine.settings import EngineLimits
 from memstream_server.observability import Metrics, configure_logging, serve_metrics
 from memstream_server.settings import (
     LogFormat,
@@ -53,7 +53,7 @@ def test_settings_have_meaning_bounds_and_unit() -> None:
 def test_every_limit_of_the_engine_has_its_setting() -> None:
     """A setting fills the limit of its name: one that is renamed alone would leave the default."""
     other_names = re.findall(r"^        (\w+)=", inspect.getsource(build_limits), re.MULTILINE)
-    without = {each.name for each in fields(Limits)} - Settings.model_fields.keys() - set(other_names)
+    without = {each.name for each in fields(EngineLimits)} - Settings.model_fields.keys() - set(other_names)
     assert without == {"decide_max", "model_retry_s", "embed_deadline_s"}
     assert build_limits(Settings(memory_blocks_max=7)).memory_blocks_max == 7
 

@@ -20,7 +20,7 @@ from memstream_server.engine.errors import QuotaExceeded
 from memstream_server.rpc.access.admission import REFUSAL_WAIT_MAX_S, REFUSALS_PER_S, Admission
 from memstream_server.rpc.access.authorization import OpenAccess
 from memstream_server.rpc.drain import Drain
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.pipeline import Pipeline
 from tests.access.conftest import guarded_files
 from tests.server.conftest import MakeServer, started
@@ -181,7 +181,7 @@ async def test_delayed_refusal_meets_the_deadline(remaining_s: float | None, mon
 
     error = QuotaExceeded("too many", quota="caller_requests_per_s", limit=1)
     error.refusal_delay_s = REFUSAL_WAIT_MAX_S
-    limits = Pipeline(Drain(), Limits(), OpenAccess())
+    limits = Pipeline(Drain(), RequestLimits(), OpenAccess())
     monkeypatch.setattr(asyncio, "sleep", sleep)
     await limits.wait_refusal_delay(error, cast("Any", Context()))
     assert len(slept_s) == 1

@@ -19,7 +19,7 @@ from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from memstream_server.rpc.access.opening import open_access
 from memstream_server.rpc.drain import Drain
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.server import build_server
 from memstream_server.settings import Settings
 from tests.access.conftest import guarded_files
@@ -36,7 +36,7 @@ async def channel(tmp_path: Path) -> AsyncIterator[tuple[grpc.aio.Channel, dict[
     keys_file, policy_file, keys = guarded_files(tmp_path / "access")
     settings = Settings(api_keys_file=keys_file, access_policy_file=policy_file)
     async with open_engine(tmp_path / "data") as engine:
-        server = build_server(engine, Limits(), Drain(0.1), access=open_access(settings))
+        server = build_server(engine, RequestLimits(), Drain(0.1), access=open_access(settings))
         address = await server.start("127.0.0.1:0")
         async with grpc.aio.insecure_channel(address) as channel:
             yield channel, keys

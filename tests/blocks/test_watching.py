@@ -11,7 +11,7 @@ import pytest
 from memstream_server.adapters.journal import SqlJournal
 from memstream_server.engine.blocks import BlockPut, Blocks
 from memstream_server.engine.runtime.clock import Clock
-from memstream_server.engine.settings import Limits
+from memstream_server.engine.settings import EngineLimits
 from memstream_server.ports.blocks import BlockName, MemoryName
 from tests.journal.samples import record
 from tests.support import journals
@@ -29,7 +29,7 @@ async def journal(tmp_path: Path) -> AsyncIterator[SqlJournal]:
 
 async def test_slow_reader_gets_the_latest_version_alone(journal: SqlJournal) -> None:
     # Only a notification wakes a watch.
-    blocks = Blocks(journal.blocks, journal, Clock(), 3_600.0, Limits())
+    blocks = Blocks(journal.blocks, journal, Clock(), 3_600.0, EngineLimits())
     async with aclosing(blocks.watch(JOY, "u1", {})) as watch:
         first = await anext(watch)
         assert (first.written, first.deleted) == ((), ())

@@ -10,9 +10,9 @@ import pytest
 from memstream.values import Observation
 from memstream_server.cli.feeds import (
     STDIN,
-    Feed,
     LinePositions,
     Problem,
+    ProducerFeed,
     hash_line,
     load_sent_lines,
     plan_feeds,
@@ -73,7 +73,7 @@ def test_each_file_has_a_producer_by_default(tmp_path: Path) -> None:
     files = [written(tmp_path, "a", "x"), written(tmp_path, "b", "y")]
     apart = plan_feeds(files, None, None)
     assert [(feed.files, feed.resume) for feed in apart] == [((files[0],), True), ((files[1],), True)]
-    assert plan_feeds(files, "p", None) == [Feed("p", tuple(files), True)]
+    assert plan_feeds(files, "p", None) == [ProducerFeed("p", tuple(files), True)]
     assert not plan_feeds(files, None, False)[0].resume
 
 
@@ -82,8 +82,8 @@ def test_standard_input_is_a_new_producer_each_time() -> None:
     assert one.files == other.files == (STDIN,)
     assert one.producer != other.producer
     assert not one.resume
-    assert plan_feeds([], "p", None) == [Feed("p", (STDIN,), False)]
-    assert plan_feeds([], "p", True) == [Feed("p", (STDIN,), True)]
+    assert plan_feeds([], "p", None) == [ProducerFeed("p", (STDIN,), False)]
+    assert plan_feeds([], "p", True) == [ProducerFeed("p", (STDIN,), True)]
 
 
 @pytest.mark.parametrize(("files", "resume"), [(["-", "/dev/null"], None), (["-"], True), ([], True)])
@@ -139,7 +139,7 @@ async def test_open_pipe_delivers_lines_at_once(tmp_path: Path) -> None:
 
 async def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        await anext(read_records(Feed("p", (str(tmp_path / "gone"),), False), Format.LINES, ""))
+        await anext(read_records(ProducerFeed("p", (str(tmp_path / "gone"),), False), Format.LINES, ""))
 
 
 def test_places_find_file_and_line() -> None:

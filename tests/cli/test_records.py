@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from memstream.values import Observation, Structured
-from memstream_server.cli.records import Format, Malformed, RecordReader, parse_record
+from memstream_server.cli.records import Format, MalformedLine, RecordReader, parse_record
 
 
 def test_plain_lines_lose_their_line_ends() -> None:
@@ -20,7 +20,7 @@ def test_plain_lines_lose_their_line_ends() -> None:
 def test_first_line_with_object_selects_jsonl() -> None:
     reader = RecordReader(Format.AUTO)
     assert reader.read_line(b'{"text": "Hi", "speaker": "Bob"}\n') == Observation("Hi", speaker="Bob")
-    assert isinstance(reader.read_line(b"plain words\n"), Malformed)
+    assert isinstance(reader.read_line(b"plain words\n"), MalformedLine)
 
 
 def test_text_is_stored_as_it_is() -> None:
@@ -54,7 +54,7 @@ def test_file_of_something_else_is_rejected_as_a_whole(first: str, said: str) ->
     line = b"\x1f\x8b\x08" if said == "gzip" else first.encode()
     reader = RecordReader(Format.AUTO)
     problem = reader.read_line(line)
-    assert isinstance(problem, Malformed)
+    assert isinstance(problem, MalformedLine)
     assert said in problem.problem
     if said != "gzip":
         assert reader.read_line(b"Bob: and more") == problem
@@ -97,7 +97,7 @@ def test_json_document_is_rejected_as_a_whole(first: bytes) -> None:
     reader = RecordReader(Format.AUTO)
     read = [reader.read_line(line) for line in (b"\n", first, b'  {"text": "x"},\n', b"]\n")]
     assert read[0] is None
-    assert all(isinstance(each, Malformed) for each in read[1:])
+    assert all(isinstance(each, MalformedLine) for each in read[1:])
     assert "one JSON object per line" in str(read[1])
 
 
@@ -172,9 +172,9 @@ def test_structured_record_and_unix_seconds() -> None:
 )
 def test_malformed_record_is_explained(text: str, said: str) -> None:
     read = parse_record(text)
-    assert isinstance(read, Malformed)
+    assert isinstance(read, MalformedLine)
     assert said in read.problem
 
 
 def test_invalid_utf8_is_malformed() -> None:
-    assert RecordReader(Format.AUTO).read_line(b"caf\xe9") == Malformed("is not UTF-8 at byte 4")
+    assert RecordReader(Format.AUTO).read_line(b"caf\xe9") == MalformedLine("is not UTF-8 at byte 4")

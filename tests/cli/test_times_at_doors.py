@@ -13,7 +13,7 @@ from memstream.mcp.tools import _filter
 from memstream.times import read_time
 from memstream.values import Observation
 from memstream_server.cli.options import _ZONE, TimeParam
-from memstream_server.cli.records import Format, Malformed, RecordReader
+from memstream_server.cli.records import Format, MalformedLine, RecordReader
 
 FORMS = [
     *("2026-05-08", "20260508", "2026-05-08T12:00", "2026-05-08 12:00:01.5", "2026-05-08t12:00z", "2026-05-08T24:00"),
@@ -24,7 +24,7 @@ NUMBERS = [1778198400, 1778198400000, 1778198400.5, 0, -1]
 WANTED = "is no time: give a date"
 
 
-def read_record(key: str, value: object) -> Observation | Malformed:
+def read_record(key: str, value: object) -> Observation | MalformedLine:
     line = RecordReader(Format.JSONL).read_line(json.dumps({"text": "x", key: value}).encode())
     assert line is not None
     return line
@@ -66,7 +66,7 @@ def test_a_door_that_refuses_names_the_forms(form: str) -> None:
     with pytest.raises(ValueError, match=WANTED):
         from_mcp(form, False)
     refused = read_record("time", form)
-    assert isinstance(refused, Malformed)
+    assert isinstance(refused, MalformedLine)
     assert WANTED in str(refused)
 
 
@@ -79,7 +79,7 @@ def test_a_number_in_json_lines_is_a_unix_time(number: float) -> None:
 
 def test_a_null_time_is_refused_because_it_is_not_now() -> None:
     for key in ("time", "observe_time"):
-        assert isinstance(read_record(key, None), Malformed)
+        assert isinstance(read_record(key, None), MalformedLine)
     absent = read_record("valid_until", None)
     assert isinstance(absent, Observation)
     assert absent.valid_until is None
@@ -88,7 +88,7 @@ def test_a_null_time_is_refused_because_it_is_not_now() -> None:
 def test_an_unknown_zone_of_a_line_is_refused() -> None:
     for zone in ("Mars/Olympus", 5):
         refused = read_record("time_zone", zone)
-        assert isinstance(refused, Malformed)
+        assert isinstance(refused, MalformedLine)
         assert "time" in str(refused)
 
 

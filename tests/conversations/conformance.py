@@ -37,7 +37,7 @@ from memstream_server.ports.conversations import (
     Removed,
     Status,
 )
-from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.errors import StaleWrite
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Answer
 
@@ -211,7 +211,7 @@ class ConversationConformance:
             store.save_plans(TALK, [Plan(1)], 1, answering("r1")),
             store.delete_messages(TALK, 1, answering("r1")),
         ):
-            with pytest.raises(Conflict):
+            with pytest.raises(StaleWrite):
                 await work
         assert await store.list_messages(TALK, MessageQuery()) == [made]
         assert await store.list_plans(TALK, PlanQuery()) == []

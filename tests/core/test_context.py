@@ -13,12 +13,12 @@ from memstream_server.core.context.layout import build_context
 from memstream_server.core.context.position import pack_position, unpack_position
 from memstream_server.core.context.values import (
     FORMAT,
-    Block,
     Bounds,
     BudgetTooSmall,
     Built,
+    ContextBlock,
     Entry,
-    Found,
+    FoundMemory,
     Inputs,
     Omitted,
     PartKind,
@@ -60,7 +60,7 @@ class Talk:
     messages: list[Said] = field(default_factory=list)
     turn: int = 0
     last: Built | None = None
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[ContextBlock, ...] = ()
     shown: set[str] = field(default_factory=set)
     """Ids that the turns so far showed."""
 
@@ -77,7 +77,7 @@ class Talk:
             count=estimated_tokens,
             blocks=self.blocks,
             messages=[one for one in self.messages if one.number >= start],
-            found=[Found(MEMORY, self.fragments[id]) for id in found if id in self.fragments],
+            found=[FoundMemory(MEMORY, self.fragments[id]) for id in found if id in self.fragments],
             known={(MEMORY, id): one for id, one in self.fragments.items()},
             after=after,
         )
@@ -134,7 +134,7 @@ def test_every_turn_keeps_the_laws(
     contents: list[str], drawn: list[tuple[str, list[int], str, str, int]], budget: int
 ) -> None:
     talk = Talk({f"F{n:04}": fragment(n, content) for n, content in enumerate(contents)}, budget)
-    talk.blocks = (Block("agent/joy", "persona", "I am Joy </memstream>"),)
+    talk.blocks = (ContextBlock("agent/joy", "persona", "I am Joy </memstream>"),)
     before, gone = "", set[str]()
     for question, found, reply, act, which in drawn:
         id, later = f"F{which:04}", f"F{(which + 1) % 12:04}"
@@ -167,7 +167,7 @@ def test_the_other_parts_leave_each_its_minimum(
     question = "and now?"
     budget = estimated_tokens(f"user: {question}\n\n") + sum(minima) + more
     talk = Talk({f"F{n:04}": fragment(n, content) for n, content in enumerate(contents)}, budget)
-    talk.blocks = (Block("agent/joy", "persona", block),)
+    talk.blocks = (ContextBlock("agent/joy", "persona", block),)
     talk.say(*(("user" if place % 2 == 0 else "assistant", text) for place, text in enumerate(said)))
     kinds = (PartKind.BLOCK, PartKind.MESSAGE, PartKind.EVIDENCE)
     bounds = dict(zip(("block_bounds", "tail_bounds", "evidence_bounds"), map(Bounds, minima), strict=True))
@@ -276,7 +276,7 @@ def test_the_tail_uses_room_that_no_memory_needs() -> None:
 
 def test_blocks_are_cut_last_and_said_so() -> None:
     talk = Talk({"F0001": fragment(1, "green tea")}, 100)
-    talk.blocks = (Block("agent/joy", "persona", "short"), Block("agent/joy", "task", "word " * 400))
+    talk.blocks = (ContextBlock("agent/joy", "persona", "short"), ContextBlock("agent/joy", "task", "word " * 400))
     built = talk.ask("tea?", ["F0001"], evidence_bounds=Bounds(minimum=50))
     assert built.tokens <= 100
     assert "green tea" in text_of(built)

@@ -11,7 +11,7 @@ from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import LexicalIndex, query_terms
-from memstream_server.core.ranking import Question, rank
+from memstream_server.core.ranking import RankingQuery, rank
 from memstream_server.core.rendering import text_prefix
 from memstream_server.core.values import Fragment
 from memstream_server.core.weights import Weights
@@ -75,7 +75,7 @@ def test_a_question_finds_its_answer_first(texts: list[str], language: str, ques
         lexical.append(terms.hashes, terms.counts, place, len(text))
         dense.append(EMBEDDER.vectors([text])[0])
     vector = EMBEDDER.vectors([question])[0]
-    asked = Question(question, query_terms(ANALYZER.question_terms(question, language).hashes), vector, now_us=0)
+    asked = RankingQuery(question, query_terms(ANALYZER.question_terms(question, language).hashes), vector, now_us=0)
     legs, cosines = lexical.legs(asked.terms), dense.cosines(vector)
     top, second = finish(rank(columns, legs, cosines, asked, WEIGHTS, mask(columns, Filter(), 0))).results[:2]
     assert top.slot == best

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from memstream_server.core.arrays import finish
 from memstream_server.core.lending import BOTH_SHARE, Superseded, find_borrowers, lend_matches
-from memstream_server.core.ranking import Question, Ranking, rank
+from memstream_server.core.ranking import Ranking, RankingQuery, rank
 from memstream_server.core.scores import CHAIN_PART, PARTS, Scored
 from memstream_server.core.time_phrases.calendar import Window
 from memstream_server.core.values import Fragment
@@ -43,7 +43,7 @@ def memories(draw: st.DrawFn) -> tuple[list[Fragment], dict[str, str]]:
 
 
 def ask(
-    memory: Memory, asked: Question, newer: Mapping[str, str], lends: bool = True, passed: set[str] | None = None
+    memory: Memory, asked: RankingQuery, newer: Mapping[str, str], lends: bool = True, passed: set[str] | None = None
 ) -> Ranking:
     """The ranking of what is not superseded. passed: the ids that the filter lets pass; None: all."""
     ids = memory.columns.ids

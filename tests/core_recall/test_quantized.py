@@ -17,7 +17,7 @@ from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix, QuantizedRows, multiply_rows
 from memstream_server.core.lending import Superseded
 from memstream_server.core.lexical import LexicalIndex
-from memstream_server.core.ranking import Question, Ranking
+from memstream_server.core.ranking import Ranking, RankingQuery
 from memstream_server.core.scores import CHAIN_PART
 from memstream_server.core.time_phrases.calendar import Window
 from memstream_server.core.values import Fragment, Tier
@@ -196,7 +196,9 @@ class Memory:
             self.vectors = random_units(random, 5)[random.integers(0, 5, COUNT)]
         self.present = random.random(COUNT) > 0.05
 
-    def rank_both(self, question: Question, weights: Weights, allowed: npt.NDArray[np.bool_]) -> tuple[Ranking, int]:
+    def rank_both(
+        self, question: RankingQuery, weights: Weights, allowed: npt.NDArray[np.bool_]
+    ) -> tuple[Ranking, int]:
         """The ranking by estimates, compared with that by exact cosines, and the number of vectors read."""
         assert question.vector is not None
         matrix, legs = quantized(self.vectors, self.present), self.lexical.legs(question.terms)
@@ -234,7 +236,7 @@ def test_ranking_by_estimates_equals_exact_ranking(kind: str, fold: bool, near_m
         if kind == "ties":
             vector = memory.vectors[number]
         passed = memory.columns.alive & (random.random(COUNT) > 0.2)
-        question = Question(
+        question = RankingQuery(
             text,
             np.sort(words).astype(np.uint64),
             vector,

@@ -16,12 +16,13 @@ from memstream_server.core.arrays import finish
 from memstream_server.core.candidates import best, candidates
 from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
+from memstream_server.core.dialogue import find_dialogue
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.fitted_weights import FittedWeights
 from memstream_server.core.lexical import LexicalIndex, query_terms
 from memstream_server.core.ranking import (
-    Question,
     Ranking,
+    RankingQuery,
     Stage,
     Weights,
     rank,
@@ -30,7 +31,6 @@ from memstream_server.core.ranking import (
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.signals import Signals
 from memstream_server.core.speakers import named_speaker
-from memstream_server.core.turns import find_turns
 from memstream_server.core.values import Fragment
 
 ANALYZER, EMBEDDER = SnowballAnalyzer(), HashingEmbedder()
@@ -51,13 +51,13 @@ class Memory:
         cosines = np.full(len(self.columns), np.nan, np.float32)
         if question.vector is not None:
             cosines = self.dense.cosines(question.vector)
-        legs = self.lexical.legs(question.terms, find_turns(self.columns, self.lexical.neighbours))
+        legs = self.lexical.legs(question.terms, find_dialogue(self.columns, self.lexical.neighbours))
         return finish(rank(self.columns, legs, cosines, question, weights or Weights(), allowed))
 
 
-def asking(text: str) -> Question:
+def asking(text: str) -> RankingQuery:
     terms = query_terms(ANALYZER.terms(text).hashes)
-    return Question(text, terms, EMBEDDER.vectors([text])[0], now_us=100 * HOUR_US)
+    return RankingQuery(text, terms, EMBEDDER.vectors([text])[0], now_us=100 * HOUR_US)
 
 
 def memory_of(*fragments: Fragment, vectors: bool = True) -> Memory:

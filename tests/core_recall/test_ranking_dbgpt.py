@@ -9,7 +9,7 @@ import pytest
 
 from memstream_server.core.columns import Columns
 from memstream_server.core.filters import Filter, mask
-from memstream_server.core.ranking import Question, Stage
+from memstream_server.core.ranking import RankingQuery, Stage
 from memstream_server.core.ranking_dbgpt import (
     HYBRID_WEIGHTS,
     LONG_TERM_WEIGHTS,
@@ -39,7 +39,7 @@ def memory() -> Columns:
 def asked(
     columns: Columns, weights: DbgptWeights = HYBRID_WEIGHTS, limit: int = 4, chosen: Filter | None = None
 ) -> DbgptRanking:
-    question = Question("", NO_TERMS, None, 100 * HOUR_US, limit=limit, near_misses=5)
+    question = RankingQuery("", NO_TERMS, None, 100 * HOUR_US, limit=limit, near_misses=5)
     cosines = np.array([0.9, -0.2, np.nan], np.float32)
     allowed = mask(columns, chosen or Filter(), question.now_us)
     return rank_dbgpt(columns, np.array([0, 1, 2]), cosines, question, weights, allowed, short_term=[4, 3])

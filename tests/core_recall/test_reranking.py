@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memstream_server.core.scores import Scored
 from memstream_server.core.values import Fragment
-from memstream_server.engine.recall.answers import NOTHING, Part, with_scores
+from memstream_server.engine.recall.answers import NOTHING, PartialAnswer, with_scores
 from memstream_server.engine.recall.reranking import PART, add_closeness
 from memstream_server.engine.requests import Recollection
 
@@ -27,7 +27,7 @@ def scored(slot: int, score: float) -> Scored:
 
 def reranked(results: list[Scored], closeness: list[float], weight: float) -> list[Scored]:
     held = [Recollection(Fragment(id=one.id, content="tea", position=one.slot), one) for one in results]
-    part = Part(replace(NOTHING, recollections=tuple(held)), ())
+    part = PartialAnswer(replace(NOTHING, recollections=tuple(held)), ())
     pairs = zip(results, closeness, strict=True)
     scores = {one.id: add_closeness(one, value, weight) for one, value in pairs}
     return [one.scored for one in with_scores(part, scores, "").answer.recollections]

@@ -11,7 +11,7 @@ from memstream_server.core.arrays import finish
 from memstream_server.core.columns import Columns
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import LexicalIndex, query_terms
-from memstream_server.core.ranking import Question, Ranking, rank
+from memstream_server.core.ranking import Ranking, RankingQuery, rank
 from memstream_server.core.scores import PARTS, TIMED_PARTS
 from memstream_server.core.time_phrases.calendar import Window, is_near, time_closeness
 from memstream_server.core.values import Fragment
@@ -58,11 +58,11 @@ def test_extreme_times_stay_within_zero_and_one() -> None:
     assert values.tolist() == pytest.approx([1, 6 / 7, 1])
 
 
-ASKED = Question("a tea", query_terms(ANALYZER.question_terms("a tea").hashes), None, 100 * DAY, limit=3, per_leg=2)
+ASKED = RankingQuery("a tea", query_terms(ANALYZER.question_terms("a tea").hashes), None, 100 * DAY, limit=3, per_leg=2)
 TIMED = replace(ASKED, windows=(WEEK,))
 
 
-def rank_diary(question: Question, chosen: Filter | None = None) -> Ranking:
+def rank_diary(question: RankingQuery, chosen: Filter | None = None) -> Ranking:
     """Four cups of tea on days 1 to 4, and three walks on days 12 to 14, without vectors."""
     texts = [("tea and toast", 1), ("tea", 2), ("cold tea", 3), ("green tea", 4)]
     texts += [("a walk", 12), ("a longer walk", 13), ("walked home", 14)]

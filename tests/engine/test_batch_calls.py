@@ -19,7 +19,7 @@ from memstream_server.engine.errors import (
     RequestIdConflict,
     SequenceGap,
 )
-from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, Progress, Refusal
+from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, ProducerProgress, RejectedObservation
 from memstream_server.ports.journal.records import batch_request
 from memstream_server.ports.operations import UNFINISHED
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
@@ -49,14 +49,14 @@ async def create(parts: Assembled, name: str = "joy", kind: MemoryKind = MemoryK
 
 async def batch(
     parts: Assembled,
-    items: Sequence[NewObservation | Refusal],
+    items: Sequence[NewObservation | RejectedObservation],
     level: AckLevel = AckLevel.STORED,
     *,
     request: str = "r",
     name: str = "joy",
     producer: str = "",
     first: int = 1,
-) -> Progress:
+) -> ProducerProgress:
     """Calls as the rpc does: the digest covers the whole request."""
     said = repr((name, producer, first, level, [item.digest for item in items]))
     digest = hashlib.blake2b(said.encode(), digest_size=16).digest()
@@ -67,7 +67,7 @@ async def contents(parts: Assembled, name: str = "joy") -> list[str]:
     return [row.fragment.content for row in (await check(parts.engine, name)).rows]
 
 
-async def eventually(parts: Assembled, items: Sequence[NewObservation]) -> Progress:
+async def eventually(parts: Assembled, items: Sequence[NewObservation]) -> ProducerProgress:
     """Repeat the call until it is answered, as a client does."""
     for _ in range(3_000):
         try:
@@ -160,7 +160,7 @@ async def test_concurrent_calls_share_one_answer(parts: Assembled) -> None:
         calls.append(batch(parts, LINES[3:4], request=request, producer=producer))
         *answers, conflict = await asyncio.gather(*calls, return_exceptions=True)
         assert len({repr(answer) for answer in answers}) == 1
-        assert isinstance(answers[0], Progress)
+        assert isinstance(answers[0], ProducerProgress)
         assert isinstance(conflict, RequestIdConflict)
     assert len(await contents(parts)) == 6 - 3  # the second call repeats the texts of held fragments
 
@@ -199,8 +199,8 @@ async def test_used_id_with_new_numbers_conflicts(parts: Assembled, count: int) 
 
 @pytest.mark.parametrize("accepted", [0, 1])
 async def test_repeat_of_refused_numbers_gets_first_answer(parts: Assembled, accepted: int) -> None:
-    refused = Refusal(3, "INVALID_FIELD", "scripted", b"r" * 16)
-    items: list[NewObservation | Refusal] = [*LINES[:accepted], refused]
+    refused = RejectedObservation(3, "INVALID_FIELD", "scripted", b"r" * 16)
+    items: list[NewObservation | RejectedObservation] = [*LINES[:accepted], refused]
     first = await batch(parts, items, producer="p")
     assert ([one.sequence for one in first.rejected], len(first.outcomes)) == ([accepted + 1], accepted)
     assert await batch(parts, items, producer="p") == first
@@ -224,7 +224,7 @@ async def test_repeat_among_others_leaves_them_stored(parts: Assembled) -> None:
     one, again, two, conflict, three = await asyncio.gather(*asked, return_exceptions=True)
     assert again == first
     assert isinstance(conflict, RequestIdConflict)
-    assert [found.stored for found in (one, two, three) if isinstance(found, Progress)] == [2, 2, 2]
+    assert [found.stored for found in (one, two, three) if isinstance(found, ProducerProgress)] == [2, 2, 2]
     assert len(await contents(parts)) == 8
 
 

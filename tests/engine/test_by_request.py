@@ -15,7 +15,7 @@ from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.engine import lifecycle
 from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch, FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
-from memstream_server.engine.requests import AckLevel, Changed, NewMemory, Once, Put, Query, fragment_etag
+from memstream_server.engine.requests import AckLevel, ChangeCount, NewMemory, Once, Put, Query, fragment_etag
 from memstream_server.ports.journal.records import Answer
 from tests.engine.conftest import OpenEngine
 from tests.engine.engine_parts import PartsEngine
@@ -151,7 +151,7 @@ async def test_forget_by_filter_takes_only_matches(engine: PartsEngine) -> None:
     await tell(engine, *(f"monday {n}" for n in range(15)), session="monday")
     await tell(engine, *(f"tuesday {n}" for n in range(5)), session="tuesday")
     gone = await engine.fragments.forget(*NAME, Filter(sessions=("monday",)))
-    assert gone == Changed(15, (await engine.memories.get(*NAME)).revision)
+    assert gone == ChangeCount(15, (await engine.memories.get(*NAME)).revision)
     assert {one.session for one in await listed(engine)} == {"tuesday"}
     assert (await engine.fragments.forget(*NAME, Filter(sessions=("monday",)))).count == 0
     back = await engine.fragments.restore(*NAME, Filter(sessions=("monday",)))
@@ -167,7 +167,7 @@ async def test_a_large_request_is_several_decisions(engine: PartsEngine, monkeyp
     ids = await tell(engine, *(f"line {n}" for n in range(10)))
     kept = Kept()
     gone = await engine.fragments.forget(*NAME, [*ids, "0" * 26], kept.once())  # type: ignore[arg-type]  # any result
-    assert gone == kept.result == Changed(10, (await engine.memories.get(*NAME)).revision)
+    assert gone == kept.result == ChangeCount(10, (await engine.memories.get(*NAME)).revision)
     assert len(await told(engine, EventType.FORGOTTEN)) == 10
     assert (await engine.fragments.restore(*NAME, Filter(tiers=(Tier.LONG_TERM,)))).count == 10
 
@@ -223,6 +223,6 @@ async def test_answer_is_stored_even_if_nothing_changes(engine: PartsEngine) -> 
     before = (await engine.memories.get(*NAME)).revision
     kept = Kept()
     nothing = await engine.fragments.forget(*NAME, ["0" * 26], kept.once())  # type: ignore[arg-type]  # any result
-    assert nothing == kept.result == Changed(0, before + 1)
+    assert nothing == kept.result == ChangeCount(0, before + 1)
     assert (await engine.memories.get(*NAME)).revision == before + 1
     assert await engine.stored_answer(kept.key) is not None

@@ -24,7 +24,15 @@ from memstream_server.core.values import Fragment, MemoryKind
 from memstream_server.engine.errors import EngineError, MemoryNotFound
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.memory import actor
-from memstream_server.engine.requests import AckLevel, AsOf, MemoryChange, NewMemory, NewObservation, Query, Refusal
+from memstream_server.engine.requests import (
+    AckLevel,
+    AsOf,
+    MemoryChange,
+    NewMemory,
+    NewObservation,
+    Query,
+    RejectedObservation,
+)
 from memstream_server.ports.index import IndexLost, IndexUnavailable
 from memstream_server.ports.journal.errors import OutcomeUnknown
 from memstream_server.ports.models import ModelError, ModelRefused, ModelUnavailable
@@ -42,13 +50,13 @@ __all__ = ["hasty"]
 pytestmark = [pytest.mark.usefixtures("hasty"), pytest.mark.drawn]
 
 T = TypeVar("T")
-Item = NewObservation | Refusal
+Item = NewObservation | RejectedObservation
 TRIES_MAX = 2_000
 READS_MAX = rounds(2, 1)
 """Failing reads per method: background tasks read now and then, so there is no last one."""
 BATCH = 3
 SMALL = with_value(DEFAULT, "short_term.capacity", 3)
-REFUSED = Refusal(3, "INVALID_FIELD", "scripted", b"r" * 16)
+REFUSED = RejectedObservation(3, "INVALID_FIELD", "scripted", b"r" * 16)
 FIRST: list[Item] = [
     observation("the otter eats fish"),
     observation("the otter eats fish today"),

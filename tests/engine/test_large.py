@@ -15,7 +15,7 @@ from memstream_server.core.policy import DBGPT, DEFAULT, Policy
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, AsOf, NewMemory, Query, RecallAnswer
-from memstream_server.engine.settings import Limits
+from memstream_server.engine.settings import EngineLimits
 from tests.engine.assembled import Assembled, assembled, check_index
 from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
@@ -132,7 +132,7 @@ async def test_cancelled_recall_leaves_no_scan(parts: Assembled, monkeypatch: py
 
 @pytest.mark.parametrize(("dimension", "most"), [(384, 677_867), (1_536, 173_407), (3_072, 87_041), (1, 20_648_881)])
 def test_one_memory_uses_at_most_a_quarter_of_vector_ram(dimension: int, most: int) -> None:
-    limits = Limits(active_bytes_max=1 << 30)
+    limits = EngineLimits(active_bytes_max=1 << 30)
     assert limits.dense_max(dimension) == most
     assert most * (dimension + 12) <= limits.active_bytes_max / 4
 
@@ -154,7 +154,7 @@ async def test_a_restart_keeps_vectors_where_they_were(tmp_path: Path) -> None:
 
 
 def test_a_quarter_too_small_for_int8_copies_counts_float32() -> None:
-    assert Limits(active_bytes_max=128 << 20).dense_max(384) == (32 << 20) // (4 * 384)
+    assert EngineLimits(active_bytes_max=128 << 20).dense_max(384) == (32 << 20) // (4 * 384)
 
 
 @pytest.mark.parametrize("policy", [DEFAULT, DBGPT])

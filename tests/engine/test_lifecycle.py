@@ -16,7 +16,7 @@ from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.engine import lifecycle
 from memstream_server.engine.errors import AlreadyAnswered, EtagMismatch, FragmentNotFound
 from memstream_server.engine.lifecycle import FragmentChange
-from memstream_server.engine.requests import AckLevel, Changed, NewMemory, Once, Query, fragment_etag
+from memstream_server.engine.requests import AckLevel, ChangeCount, NewMemory, Once, Query, fragment_etag
 from memstream_server.ports.journal.records import Answer
 from tests.engine.conftest import open_engine
 from tests.engine.engine_parts import PartsEngine
@@ -65,7 +65,7 @@ async def answered(engine: PartsEngine, key: str) -> str:
     return "" if answer is None else answer.response.decode()
 
 
-def counted(changed: Changed) -> str:
+def counted(changed: ChangeCount) -> str:
     return f"{changed.count} at {changed.revision}"
 
 
@@ -92,7 +92,7 @@ async def test_large_request_takes_several_decisions_and_one_answer(
     ids = await tell(engine, *(f"line {number}" for number in range(5)))
     before = (await engine.memories.get(*NAME)).revision
     changed = await engine.fragments.forget(*NAME, ids, once("r", counted))
-    assert changed == Changed(5, before + 3)
+    assert changed == ChangeCount(5, before + 3)
     assert await answered(engine, "r") == counted(changed)
     assert len(await told(engine, EventType.FORGOTTEN)) == 5
 
@@ -112,7 +112,7 @@ async def test_answer_commits_with_its_change_and_survives_restart(tmp_path: Pat
 async def test_answer_is_kept_even_if_nothing_changed(engine: PartsEngine) -> None:
     await create(engine)
     changed = await engine.fragments.forget(*NAME, ["nobody"], once("r", counted))
-    assert changed == Changed(0, (await engine.memories.get(*NAME)).revision)
+    assert changed == ChangeCount(0, (await engine.memories.get(*NAME)).revision)
     assert await answered(engine, "r") == counted(changed)
 
 

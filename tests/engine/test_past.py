@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from memstream_server.core.filters import Listing
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy, with_value
-from memstream_server.core.scores import Part, Scored
+from memstream_server.core.scores import Scored, ScorePart
 from memstream_server.core.values import Fragment, MemoryKind
 from memstream_server.engine.errors import InvalidField, JournalUnavailable
 from memstream_server.engine.lifecycle import FragmentChange
@@ -169,7 +169,7 @@ def plain(fragments: Sequence[Fragment]) -> list[Fragment]:
     ]
 
 
-def timeless(scored: Scored) -> list[Part]:
+def timeless(scored: Scored) -> list[ScorePart]:
     """The parts of the score except recency."""
     return [part for part in scored.parts if part.name != "recency"]
 

@@ -16,7 +16,7 @@ from memstream_server.core.values import MemoryKind
 from memstream_server.engine.errors import BacklogFull, ProducerSuperseded, SequenceConflict, SequenceGap
 from memstream_server.engine.memory import producers
 from memstream_server.engine.memory.producers import ObserveSession
-from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, Progress, Refusal
+from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, ProducerProgress, RejectedObservation
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
 from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
@@ -27,7 +27,7 @@ __all__ = ["hasty"]
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
-REFUSED = Refusal(3, "INVALID_FIELD", "scripted", b"r" * 16)
+REFUSED = RejectedObservation(3, "INVALID_FIELD", "scripted", b"r" * 16)
 LINES = [observation(f"line {number} of the log") for number in range(1, 21)]
 STORED = AckLevel.STORED
 
@@ -47,7 +47,9 @@ async def opened(engine: PartsEngine, producer: str = "p") -> ObserveSession:
     return await engine.open_observe(NAMESPACE, "joy", producer)
 
 
-async def sent(session: ObserveSession, first: int, items: Sequence[NewObservation | Refusal]) -> Progress:
+async def sent(
+    session: ObserveSession, first: int, items: Sequence[NewObservation | RejectedObservation]
+) -> ProducerProgress:
     await session.submit(first, items)
     return await session.wait_for_level(STORED, first + len(items) - 1)
 
@@ -259,7 +261,7 @@ async def test_backlog_is_bounded_and_shrinks_when_stored(tmp_path: Path) -> Non
 
 async def test_levels_only_rise_and_reach_the_last_number(parts: Assembled) -> None:
     session = await opened(parts.engine)
-    seen: list[Progress] = []
+    seen: list[ProducerProgress] = []
 
     async def follow() -> None:
         while not seen or seen[-1].indexed < len(LINES):

@@ -12,7 +12,14 @@ from memstream_server.core.values import MemoryKind
 from memstream_server.engine.errors import JournalUnavailable
 from memstream_server.engine.memory import producers
 from memstream_server.engine.memory.producers import ObserveSession
-from memstream_server.engine.requests import AckLevel, Missed, NewMemory, NewObservation, Progress, Refusal
+from memstream_server.engine.requests import (
+    AckLevel,
+    Missed,
+    NewMemory,
+    NewObservation,
+    ProducerProgress,
+    RejectedObservation,
+)
 from memstream_server.ports.operations import UNFINISHED
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, hasty
 from tests.engine.memory import observation
@@ -23,7 +30,7 @@ __all__ = ["hasty"]
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
-REFUSED = Refusal(3, "INVALID_FIELD", "scripted", b"r" * 16)
+REFUSED = RejectedObservation(3, "INVALID_FIELD", "scripted", b"r" * 16)
 LINES = [observation(f"line {number} of the log") for number in range(1, 41)]
 
 
@@ -38,7 +45,9 @@ async def opened(parts: Assembled, outcomes: bool = True) -> ObserveSession:
     return await parts.engine.open_observe(NAMESPACE, "joy", "p", outcomes)
 
 
-async def sent(session: ObserveSession, first: int, items: Sequence[NewObservation | Refusal]) -> Progress:
+async def sent(
+    session: ObserveSession, first: int, items: Sequence[NewObservation | RejectedObservation]
+) -> ProducerProgress:
     await session.submit(first, items)
     return await session.wait_for_level(AckLevel.STORED, first + len(items) - 1)
 

@@ -19,7 +19,7 @@ from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AsOf, MemoryChange, Query, fragment_etag
 from memstream_server.engine.runtime.call_context import PRINCIPAL
 from memstream_server.engine.runtime.clock import Clock
-from memstream_server.ports.journal.records import Version
+from memstream_server.ports.journal.records import FragmentVersion
 from tests.engine.assembled import NAMESPACE, assembled, check, events_of
 from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import SettableClock, observation
@@ -46,7 +46,7 @@ async def change(engine: PartsEngine, id_: str, **values: object) -> int:
     return (await engine.fragments.update(*JOY, wanted))[1]
 
 
-async def history(engine: PartsEngine, id_: str) -> list[Version]:
+async def history(engine: PartsEngine, id_: str) -> list[FragmentVersion]:
     return (await engine.fragments.read_history(*JOY, id_))[1]
 
 

@@ -88,11 +88,11 @@ def _same_searches(one: WorkingSet, other: WorkingSet) -> None:
         same_following, same_asked = same.after_questions(theirs, other.columns.asks)
         assert following.tolist() == same_following.tolist()
         assert [one.columns.ids[slot] for slot in asked] == [other.columns.ids[slot] for slot in same_asked]
-        assert legs.turns is not None
-        assert same.turns is not None
-        assert legs.turns.context[mine].tolist() == same.turns.context[theirs].tolist()
+        assert legs.dialogue is not None
+        assert same.dialogue is not None
+        assert legs.dialogue.context[mine].tolist() == same.dialogue.context[theirs].tolist()
         for name in ("messages", "replies"):
-            each, its = getattr(legs.turns, name)[mine], getattr(same.turns, name)[theirs]
+            each, its = getattr(legs.dialogue, name)[mine], getattr(same.dialogue, name)[theirs]
             assert [one.columns.ids[slot] if slot >= 0 else "" for slot in each] == [
                 other.columns.ids[slot] if slot >= 0 else "" for slot in its
             ], name

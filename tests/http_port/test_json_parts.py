@@ -27,7 +27,7 @@ from memstream_server.engine.errors import InvalidField
 from memstream_server.rpc.http import codecs, long_strings
 from memstream_server.rpc.http.codecs import Gzip, JsonReader, Reply, write_body, write_json
 from memstream_server.rpc.http.long_strings import LongStrings, take_long_strings
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.request_reader import RequestReader
 from tests.access.calls import METHODS
 from tests.support.seeds import rounds
@@ -78,7 +78,9 @@ async def test_large_json_is_parsed_in_a_thread(compressed: bool, monkeypatch: p
     text = json_format.MessageToJson(request).encode()
     path = "/memstream.v1.StreamService/ObserveBatch"
     sent = gzip.compress(text) if compressed else text
-    read = await JsonReader(RequestReader(Limits())).read_json(sent, streams.ObserveBatchRequest, path, "a caller")
+    read = await JsonReader(RequestReader(RequestLimits())).read_json(
+        sent, streams.ObserveBatchRequest, path, "a caller"
+    )
     assert streams.ObserveBatchRequest.FromString(read) == request
     assert threads
     assert threading.main_thread().name not in threads
@@ -139,7 +141,7 @@ def _find_paths(kind: Descriptor, depth: int) -> Iterator[list[FieldDescriptor]]
 
 
 async def test_each_field_reads_or_refuses_each_json_value() -> None:
-    reader = JsonReader(RequestReader(Limits()))
+    reader = JsonReader(RequestReader(RequestLimits()))
     codes = set[Code]()
     for method in METHODS:
         kind = GetMessageClass(method.input_type)
@@ -221,7 +223,9 @@ EVERYWHERE = {
 async def test_long_strings_reach_every_kind_of_field() -> None:
     async def read(text: str, kind: type[Message] = streams.ObserveBatchRequest) -> Message:
         path = "/memstream.v1.StreamService/ObserveBatch"
-        return kind.FromString(await JsonReader(RequestReader(Limits())).read_json(text.encode(), kind, path, "x"))
+        return kind.FromString(
+            await JsonReader(RequestReader(RequestLimits())).read_json(text.encode(), kind, path, "x")
+        )
 
     text = json.dumps(EVERYWHERE)
     expected = await read(text)
@@ -255,7 +259,7 @@ async def test_long_strings_reach_every_kind_of_field() -> None:
 )
 async def test_long_strings_in_wrong_places_are_named(given: dict[str, object], said: str) -> None:
     path = "/memstream.v1.StreamService/ObserveBatch"
-    reading = JsonReader(RequestReader(Limits())).read_json(
+    reading = JsonReader(RequestReader(RequestLimits())).read_json(
         json.dumps(given).encode(), streams.ObserveBatchRequest, path, "x"
     )
     with pytest.raises(ConnectError) as caught:

@@ -12,8 +12,8 @@ from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import Changes, LoadedMemory
 from memstream_server.ports.journal.records import MemoryRecord
-from memstream_server.ports.journal.rows import Block, Row, Terms
-from memstream_server.ports.journal.writing import Commit, Receipt, Rejection
+from memstream_server.ports.journal.rows import Row, RowBlock, Terms
+from memstream_server.ports.journal.writing import BatchReceipt, Commit, Rejection
 
 Opener = Callable[[], Awaitable[Journal]]
 MODEL = "hashing-4"
@@ -71,11 +71,11 @@ def digest(sequence: int) -> bytes:
     return sequence.to_bytes(16, "big")
 
 
-def receipt(first: int, count: int, position: int, *, epoch: int = 1, rejected: tuple[int, ...] = ()) -> Receipt:
+def receipt(first: int, count: int, position: int, *, epoch: int = 1, rejected: tuple[int, ...] = ()) -> BatchReceipt:
     numbers = range(first, first + count)
     kept = [number for number in numbers if number not in rejected]
     fragments = tuple(fragment(position + place, Tier.SENSORY) for place in range(len(kept)))
-    return Receipt(
+    return BatchReceipt(
         memory="u1",
         epoch=1,
         producer="p",
@@ -100,7 +100,7 @@ class Gathered:
 
     def __init__(self) -> None:
         self.told: list[bool | str] = []
-        self.blocks: list[Block] = []
+        self.blocks: list[RowBlock] = []
 
     def restore(self, record: MemoryRecord, vectors_max: int, changes: Changes) -> None:
         """Reads the blocks."""
@@ -108,7 +108,7 @@ class Gathered:
     def begin(self, record: MemoryRecord, all_vectors: bool) -> None:
         self.told.append(all_vectors)
 
-    def add(self, block: Block) -> None:
+    def add(self, block: RowBlock) -> None:
         self.blocks.append(block)
 
     def end(self) -> None:

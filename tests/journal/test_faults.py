@@ -22,9 +22,9 @@ from memstream_server.adapters.journal.writer import JointWork
 from memstream_server.engine.blocks import BlockPut, Blocks
 from memstream_server.engine.runtime.call_context import ACCOUNT
 from memstream_server.engine.runtime.clock import Clock
-from memstream_server.engine.settings import Limits
+from memstream_server.engine.settings import EngineLimits
 from memstream_server.ports.blocks import BlockName, MemoryName
-from memstream_server.ports.journal.errors import Conflict, OutcomeUnknown, StorageFull
+from memstream_server.ports.journal.errors import OutcomeUnknown, StaleWrite, StorageFull
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.spaces import Space
 from tests.journal.samples import MODEL, Now, fragment, receipt, record, row, transition
@@ -132,7 +132,7 @@ async def test_failed_commit_makes_group_outcome_unknown(
     together.set()
     results = await writing
     await holding
-    assert [type(result) for result in results] == [OutcomeUnknown, Conflict, OutcomeUnknown]
+    assert [type(result) for result in results] == [OutcomeUnknown, StaleWrite, OutcomeUnknown]
     image = await journal.load_memory("u1", MODEL, 0)
     assert (image.record.revision, len(image.pending)) == ((1, 0) if lost else (2, 1))
     await journal.commit(transition(image.record.revision))  # the writer continues
@@ -322,7 +322,7 @@ async def test_one_caller_waits_for_few_writes_of_another(journal: SqlJournal, m
 async def test_write_that_fails_after_its_caller_left_is_quiet(journal: SqlJournal) -> None:
     warnings: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: warnings.append(context))
-    blocks, release = Blocks(journal.blocks, journal, Clock(), 3_600.0, Limits()), threading.Event()
+    blocks, release = Blocks(journal.blocks, journal, Clock(), 3_600.0, EngineLimits()), threading.Event()
     holding = asyncio.create_task(journal._writer.run_exclusively(release.wait))
     leaving = asyncio.create_task(blocks.put(BlockName(MemoryName("comedy", "gone"), "task"), BlockPut("x"), None))
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from memstream_server.adapters.models.negotiation import Part, negotiate_parts
+from memstream_server.adapters.models.negotiation import RequestPart, negotiate_parts
 from memstream_server.adapters.models.openai_errors import StatusError
 
-PARTS = [Part("schema", ("json_schema",)), Part("system", ("system role",)), Part("temperature", ("temperature",))]
+PARTS = [
+    RequestPart("schema", ("json_schema",)),
+    RequestPart("system", ("system role",)),
+    RequestPart("temperature", ("temperature",)),
+]
 ALL = frozenset(part.name for part in PARTS)
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from memstream_server.adapters.models import openai_chat, reply_parsing
-from memstream_server.adapters.models.budget import Budget, Rates
+from memstream_server.adapters.models.budget import ModelBudget, Rates
 from memstream_server.adapters.models.openai_chat import (
     REPLY_BYTES_MAX,
     ChatModel,
     Form,
+    ModelQuestion,
+    ModelRole,
     OpenAIChat,
-    Question,
-    Role,
     StructuredOutput,
 )
 from memstream_server.adapters.models.openai_errors import RefusedError
@@ -31,7 +31,7 @@ from tests.support.waiting import until
 
 QUICK = Resilience(attempts=3, deadline_s=60, backoff_s=0.001, backoff_max_s=1, failures_to_open=100)
 FORM = Form("number", {"type": "object"}, '{"number": <a number>}')
-QUESTION = Question(Role.SCORER, "Say a number.", {"texts": ["one"]}, FORM)
+QUESTION = ModelQuestion(ModelRole.SCORER, "Say a number.", {"texts": ["one"]}, FORM)
 GOOD = '{"number": 7}'
 
 
@@ -39,9 +39,9 @@ class Counts:
     """Collects the counts that the model reports."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Role, str, Usage]] = []
+        self.told: list[tuple[ModelRole, str, Usage]] = []
 
-    def __call__(self, role: Role, outcome: str, usage: Usage) -> None:
+    def __call__(self, role: ModelRole, outcome: str, usage: Usage) -> None:
         self.told.append((role, outcome, usage))
 
     @property
@@ -51,7 +51,7 @@ class Counts:
 
 @asynccontextmanager
 async def chatting(
-    budget: Budget | None = None, counts: Counts | None = None, **settings: Any
+    budget: ModelBudget | None = None, counts: Counts | None = None, **settings: Any
 ) -> AsyncIterator[tuple[FakeOpenAI, ChatModel]]:
     async with FakeOpenAI() as fake:
         chosen = OpenAIChat(model="m", base_url=fake.base_url, api_key="secret", resilience=QUICK)
@@ -321,8 +321,8 @@ async def test_tokens_are_counted_by_role_as_the_endpoint_says() -> None:
     async with chatting(counts=counts) as (fake, chat):
         fake.fail(Fault(change=costly), Fault(change=unsaid))
         await chat.ask_model(QUESTION, number)
-        await chat.ask_model(replace(QUESTION, role=Role.INSIGHTS), number)
-        assert counts.told == [(Role.SCORER, "ok", Usage(900, 100)), (Role.INSIGHTS, "ok", Usage(0, 0))]
+        await chat.ask_model(replace(QUESTION, role=ModelRole.INSIGHTS), number)
+        assert counts.told == [(ModelRole.SCORER, "ok", Usage(900, 100)), (ModelRole.INSIGHTS, "ok", Usage(0, 0))]
 
 
 class Time:
@@ -344,8 +344,8 @@ BEFORE_THE_TURN = replace(QUICK, deadline_s=9)
 """A deadline before the turn of a second request, which is ten seconds of `Time` later."""
 
 
-def budget_on(time: Time, requests: int = 0, tokens: int = 0) -> Budget:
-    return Budget(Rates(requests, tokens), clock=time.clock, sleep=time.sleep)
+def budget_on(time: Time, requests: int = 0, tokens: int = 0) -> ModelBudget:
+    return ModelBudget(Rates(requests, tokens), clock=time.clock, sleep=time.sleep)
 
 
 async def test_requests_beyond_the_budget_wait_their_turn() -> None:
@@ -358,7 +358,7 @@ async def test_requests_beyond_the_budget_wait_their_turn() -> None:
 
 async def test_budget_of_one_namespace_spares_others() -> None:
     time = Time()
-    budget = Budget(Rates(), Rates(requests_per_minute=6), time.clock, time.sleep)
+    budget = ModelBudget(Rates(), Rates(requests_per_minute=6), time.clock, time.sleep)
     async with chatting(budget, resilience=BEFORE_THE_TURN) as (fake, chat):
         greedy, modest = Account("greedy"), Account("modest")
         await chat.ask_model(QUESTION, number, greedy)
@@ -366,8 +366,8 @@ async def test_budget_of_one_namespace_spares_others() -> None:
             await chat.ask_model(QUESTION, number, greedy)
         await chat.ask_model(QUESTION, number, modest)
         assert (greedy.requests, modest.requests, len(fake.seen)) == (1, 1, 2)
-        assert chat.spent[Role.SCORER].requests == 2
-        assert greedy.model == modest.model == chat.spent[Role.SCORER].model
+        assert chat.spent[ModelRole.SCORER].requests == 2
+        assert greedy.model == modest.model == chat.spent[ModelRole.SCORER].model
 
 
 async def test_what_the_endpoint_took_is_what_the_budget_loses() -> None:

@@ -12,10 +12,10 @@ from typing import Protocol
 
 import pytest
 
-from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.errors import StaleWrite
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Answer
-from memstream_server.ports.operations import Failure, Operation, Operations, OperationState
+from memstream_server.ports.operations import Operation, OperationFailure, Operations, OperationState
 
 
 class Store(Journal, Protocol):
@@ -67,7 +67,7 @@ class OperationConformance:
             done=2**40,
             total=2**41,
             end_time_us=NOW_US + 1,
-            error=Failure(9, "MODEL_MISMATCH", "say ✓"),
+            error=OperationFailure(9, "MODEL_MISMATCH", "say ✓"),
         )
         await store.save(ended)
         assert await store.get(ended.id) == ended
@@ -121,7 +121,7 @@ class OperationConformance:
         answer = Answer("r1", b"d", b"response", NOW_US)
         await store.create(made(1), answer)
         assert await journal.get_answer("r1") == answer
-        with pytest.raises(Conflict):
+        with pytest.raises(StaleWrite):
             await store.create(made(2), answer)
         assert await store.get(made(2).id) is None
 

@@ -15,14 +15,14 @@ import pytest
 
 from memstream.v1.memory_service_pb2 import CreateMemoryRequest
 from memstream_server.rpc.drain import Drain
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.server import build_server
 from tests.engine.conftest import open_engine
 from tests.rpc.wire import Wire
 from tests.support.fake_engine import FakeEngine
 
 ENGINES = ("scripted", "real")
-LIMITS = Limits(
+LIMITS = RequestLimits(
     content_bytes_max=2_048,
     batch_max=16,
     window_observations=32,

@@ -22,7 +22,7 @@ from memstream.v1 import fragment_pb2 as fragments
 from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1 import stream_service_pb2 as streams
 from memstream_server.rpc.drain import Drain
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.server import build_server
 from tests.rpc.conftest import GRACE_S
 from tests.rpc.wire import Wire, refused
@@ -470,8 +470,8 @@ async def test_health_watch_reports_services_and_ends_with_server(wire: Wire) ->
 
 
 async def test_a_port_in_use_is_refused(engine: Any) -> None:
-    first = build_server(engine, Limits(), Drain())
-    second = build_server(engine, Limits(), Drain())
+    first = build_server(engine, RequestLimits(), Drain())
+    second = build_server(engine, RequestLimits(), Drain())
     address = await first.start("127.0.0.1:0")
     with pytest.raises(OSError, match="cannot listen"):
         await second.start(address)
@@ -488,7 +488,7 @@ async def test_stop_ends_streams_in_band_first(wire: Wire) -> None:
 
 
 async def test_streams_are_bounded(engine: Any) -> None:
-    server = build_server(engine, Limits(streams_max=1), Drain(0.1))
+    server = build_server(engine, RequestLimits(streams_max=1), Drain(0.1))
     address = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(address) as channel:
         wire = Wire(channel, server, Drain(), engine.dimension)

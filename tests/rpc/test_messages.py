@@ -9,11 +9,11 @@ import pytest
 from memstream_server.engine.errors import InvalidField
 from memstream_server.rpc import validation
 from memstream_server.rpc.errors import status_of, violations_in
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.validation import Violations
 from tests.rpc.wire import unpacked
 
-LIMITS = Limits()
+LIMITS = RequestLimits()
 
 
 def told(check: Callable[[Violations], object]) -> str:

@@ -25,7 +25,7 @@ from memstream_server.engine.errors import InvalidField
 from memstream_server.engine.recall import scopes
 from memstream_server.engine.recall.answers import list_fragments
 from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, RecallAnswer
-from memstream_server.rpc.scopes import ScopedQuery
+from memstream_server.rpc.scopes import ScopedCall
 from tests.engine.conftest import engine  # noqa: F401  # a fixture
 from tests.rpc.conftest import LIMITS
 from tests.support.seeds import rounds
@@ -38,9 +38,9 @@ async def fill(opened: Engine, count: int) -> None:
         await opened.observe_batch("ns", f"m{number}", "", 1, said, AckLevel.STORED)
 
 
-def scoped(opened: Engine, *asked: RecallScope, **fields: Any) -> ScopedQuery:
+def scoped(opened: Engine, *asked: RecallScope, **fields: Any) -> ScopedCall:
     query = pb.RecallQuery(text="tea", reinforce=False, scopes=asked, **fields)
-    return ScopedQuery(opened, None, LIMITS, query, "", None)  # type: ignore[arg-type]  # no other server is asked
+    return ScopedCall(opened, None, LIMITS, query, "", None)  # type: ignore[arg-type]  # no other server is asked
 
 
 async def test_a_selection_of_too_many_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

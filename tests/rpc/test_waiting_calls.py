@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.server import _channel_options
 
 OPTION = "grpc.server_max_unrequested_time_in_server"
@@ -42,7 +42,7 @@ def call_all(address: str) -> list[grpc.StatusCode]:
 
 @pytest.mark.parametrize(("seconds", "ended"), [(1, True), (None, False)])
 async def test_waiting_calls_end_only_at_their_deadline(seconds: int | None, ended: bool) -> None:
-    options = dict(_channel_options(Limits()))
+    options = dict(_channel_options(RequestLimits()))
     assert options[OPTION] >= 3_600
     if seconds is not None:
         options[OPTION] = seconds

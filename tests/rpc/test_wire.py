@@ -38,7 +38,7 @@ from memstream_server.rpc.errors import (
     violation_text,
     violations_in,
 )
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import fragments, observations, policies, scalars
 from tests.rpc.wire import unpacked
@@ -147,7 +147,7 @@ async def test_digest_ignores_map_order() -> None:
         one.metadata[key].int_value = 1
     for key in "fedcba":
         two.metadata[key].int_value = 1
-    limits = Limits()
+    limits = RequestLimits()
     items = [(await observations.read_batch([each], "", limits, 4))[0][0] for each in (one, two)]
     assert items[0].digest == items[1].digest
     assert len(items[0].digest) == 16

@@ -26,11 +26,11 @@ from memstream_server.engine.requests import (
     Missed,
     NewObservation,
     Opened,
-    Progress,
+    ProducerProgress,
     Query,
     RecallAnswer,
     Recollection,
-    Refusal,
+    RejectedObservation,
 )
 from memstream_server.engine.runtime.clock import Clock, encode_ulid
 from memstream_server.engine.status import Info, MemoryStats, WriteStatus
@@ -96,7 +96,7 @@ class FakeSession:
     def submit(
         self,
         first_sequence: int,
-        items: Sequence[NewObservation | Refusal],
+        items: Sequence[NewObservation | RejectedObservation],
         _awaited: AckLevel = AckLevel.RECEIVED,
         full: None = None,
     ) -> asyncio.Future[None]:
@@ -116,7 +116,7 @@ class FakeSession:
         return self._receiving
 
     async def _receive(
-        self, before: asyncio.Future[None] | None, first: int, items: list[NewObservation | Refusal]
+        self, before: asyncio.Future[None] | None, first: int, items: list[NewObservation | RejectedObservation]
     ) -> None:
         if before is not None:
             await before
@@ -131,7 +131,7 @@ class FakeSession:
                 continue
             script.items.append(item)
             rejection = None
-            if isinstance(item, Refusal):
+            if isinstance(item, RejectedObservation):
                 rejection = Rejection(number, item.code, item.reason, item.message)
                 self._rejected.append(rejection)
             else:
@@ -152,12 +152,12 @@ class FakeSession:
         self._producer.stored = max(self._producer.stored, last)
         self.news.set()
 
-    def take_progress(self) -> Progress:
+    def take_progress(self) -> ProducerProgress:
         if self._error is not None:
             raise self._error
         return self._progress()
 
-    async def wait_for_level(self, level: AckLevel, sequence: int) -> Progress:
+    async def wait_for_level(self, level: AckLevel, sequence: int) -> ProducerProgress:
         while (self._producer.received if level is AckLevel.RECEIVED else self._producer.stored) < sequence:
             await self.news.wait()
             self.news.clear()
@@ -172,12 +172,14 @@ class FakeSession:
         if self._producer.session is self:
             self._producer.session = None
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> ProducerProgress:
         rejected, self._rejected = tuple(self._rejected), []
         outcomes, self._outcomes = tuple(self._outcomes), []
         stored = self._producer.stored
         indexed = stored if self._engine.script.indexing.is_set() else 0
-        return Progress(self._producer.received, stored, indexed, self._memory.record.revision, rejected, outcomes)
+        return ProducerProgress(
+            self._producer.received, stored, indexed, self._memory.record.revision, rejected, outcomes
+        )
 
 
 class FakeEngine:
@@ -236,12 +238,12 @@ class FakeEngine:
         name: str,
         producer: str,
         first_sequence: int,
-        items: Sequence[NewObservation | Refusal],
+        items: Sequence[NewObservation | RejectedObservation],
         level: AckLevel,
         request_id: str = "",
         digest: bytes = b"",
         related: int = 0,
-    ) -> Progress:
+    ) -> ProducerProgress:
         memory = self.find(namespace, name)
         state = memory.producers.setdefault(producer, FakeProducer()) if producer else FakeProducer()
         session = FakeSession(self, memory, state)

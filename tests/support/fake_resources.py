@@ -24,7 +24,7 @@ from memstream_server.engine.recall.recall_receipts import Replay
 from memstream_server.engine.requests import (
     AnswerOf,
     AsOf,
-    Changed,
+    ChangeCount,
     MemoryChange,
     NewMemory,
     NewObservation,
@@ -40,11 +40,11 @@ from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.records import (
     Answer,
     Counts,
+    FragmentVersion,
     Labels,
     MemoryRecord,
     NamespaceBytes,
     Recorded,
-    Version,
 )
 from tests.support.fake_state import FakeMemory
 
@@ -239,7 +239,7 @@ class FakeFragments:
 
     async def read_history(
         self, namespace: str, name: str, id: str = "", external_id: str = ""
-    ) -> tuple[Fragment, list[Version], int]:
+    ) -> tuple[Fragment, list[FragmentVersion], int]:
         """Keeps no versions."""
         fragment, _, revision = await self.get(namespace, name, id, external_id)
         return fragment, [], revision
@@ -266,18 +266,18 @@ class FakeFragments:
         return found[: query.limit], len(found) > query.limit, memory.record.revision, memory.record.uid
 
     async def forget(
-        self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
-    ) -> Changed:
+        self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[ChangeCount] | None = None
+    ) -> ChangeCount:
         return self._turn(self._engine.find(namespace, name), which, once, None, 1)
 
     async def restore(
-        self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
-    ) -> Changed:
+        self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[ChangeCount] | None = None
+    ) -> ChangeCount:
         return self._turn(self._engine.find(namespace, name), which, once, 1, None)
 
     async def supersede(
-        self, namespace: str, name: str, olds: Sequence[str], new: str, once: Once[Changed] | None = None
-    ) -> Changed:
+        self, namespace: str, name: str, olds: Sequence[str], new: str, once: Once[ChangeCount] | None = None
+    ) -> ChangeCount:
         memory = self._engine.find(namespace, name)
         known = {key: each for each in memory.fragments for key in (each.id, each.external_id)}
         for key in (*olds, new):
@@ -285,16 +285,16 @@ class FakeFragments:
                 raise FragmentNotFound(f"there is no fragment {key}", id=key)
         for key in olds:
             self._change(memory, known[key].but(superseded_by=known[new].id, supersede_time_us=1))
-        return self._once(once, Changed(len(olds), memory.record.revision))
+        return self._once(once, ChangeCount(len(olds), memory.record.revision))
 
     def _turn(
         self,
         memory: FakeMemory,
         which: Sequence[str] | Filter,
-        once: Once[Changed] | None,
+        once: Once[ChangeCount] | None,
         before_us: int | None,
         after_us: int | None,
-    ) -> Changed:
+    ) -> ChangeCount:
         meant = [
             each
             for each in memory.fragments
@@ -303,16 +303,16 @@ class FakeFragments:
         ]
         for each in meant:
             self._change(memory, each.but(forget_time_us=after_us))
-        return self._once(once, Changed(len(meant), memory.record.revision))
+        return self._once(once, ChangeCount(len(meant), memory.record.revision))
 
     async def clear(
-        self, namespace: str, name: str, tiers: Sequence[Tier], once: Once[Changed] | None = None
-    ) -> Changed:
+        self, namespace: str, name: str, tiers: Sequence[Tier], once: Once[ChangeCount] | None = None
+    ) -> ChangeCount:
         memory = self._engine.find(namespace, name)
         kept = [each for each in memory.fragments if tiers and each.tier not in tiers]
         count = len(memory.fragments) - len(kept)
         memory.fragments[:] = kept
-        return self._once(once, Changed(count, memory.commit()))
+        return self._once(once, ChangeCount(count, memory.commit()))
 
     def _change(self, memory: FakeMemory, changed: Fragment) -> Fragment:
         changed = changed.but(version=memory.commit(Event(EventType.UPDATED, changed.id)))

@@ -14,7 +14,7 @@ from memstream_server.engine.errors import (
 from memstream_server.engine.requests import (
     NewObservation,
     Query,
-    Refusal,
+    RejectedObservation,
 )
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.journal.writing import Rejection
@@ -41,7 +41,7 @@ class Script:
     cancelled_recalls: int = 0
     sessions_closed: int = 0
     queries: list[Query] = field(default_factory=list)
-    items: list[NewObservation | Refusal] = field(default_factory=list)
+    items: list[NewObservation | RejectedObservation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for gate in (self.receiving, self.storing, self.indexing, self.recalling):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from enum import Enum
 from typing import Any
 
-from memstream_server.ports.journal.errors import Conflict, JournalError, OutcomeUnknown, StorageFull
+from memstream_server.ports.journal.errors import JournalError, OutcomeUnknown, StaleWrite, StorageFull
 
 WRITES = frozenset(
     {
@@ -155,6 +155,6 @@ class FaultyJournal:
             case Fault.FULL:
                 return StorageFull(f"scripted: no room for {name}")
             case Fault.CONFLICT:
-                return Conflict(f"scripted: {name} by a stale owner")
+                return StaleWrite(f"scripted: {name} by a stale owner")
             case _:
                 return OutcomeUnknown(f"scripted: {name} may have happened")

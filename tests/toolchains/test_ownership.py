@@ -15,7 +15,7 @@ import pytest
 from memstream_server.adapters.journal import SqlJournal, open_journal
 from memstream_server.adapters.journal.database.postgres import LEADING, process_lock_key
 from memstream_server.adapters.journal.processes import SqlProcesses
-from memstream_server.ports.journal.errors import Conflict, OutcomeUnknown, Unreadable
+from memstream_server.ports.journal.errors import OutcomeUnknown, StaleWrite, Unreadable
 from memstream_server.ports.journal.writing import Access, Accesses
 from memstream_server.ports.processes import Owner
 from tests.journal.samples import MODEL, Now, receipt, record, transition
@@ -81,7 +81,7 @@ async def test_a_free_memory_is_taken_but_not_an_owned_one(url: str) -> None:
         )
         await one.processes.release_memory("u1", one.number)
         assert await two.processes.take_memory("u1", two.number) == 3
-        with pytest.raises(Conflict):
+        with pytest.raises(StaleWrite):
             await two.processes.take_memory("nobody", two.number)
 
 
@@ -101,7 +101,7 @@ async def test_a_memory_is_taken_after_its_owners_session_ended(postgres: Cluste
         end_writer(postgres, url, one)
         assert await two.processes.take_memory("u1", two.number) == 2
         await until(lambda: _is_disconnected(one))  # known without a query
-        with pytest.raises(Conflict):
+        with pytest.raises(StaleWrite):
             await one.journal.open_producer("u1", 1, "p")
         assert not one.processes.is_connected(), "the lease belongs to the former session"
 
@@ -178,7 +178,7 @@ async def test_a_stale_owner_cannot_write(postgres: Cluster, url: str) -> None:
             one.journal.add_accesses(Accesses("u1", 1, (Access("f1", 1, 1),))),
             one.journal.delete_memory("u1", None, 1),
         ):
-            with pytest.raises(Conflict):
+            with pytest.raises(StaleWrite):
                 await write
         assert await two.journal.load_memory("u1", MODEL, 10) == before
 
@@ -196,7 +196,7 @@ async def test_a_write_waits_for_the_outcome_of_a_running_takeover(url: str, kep
             await until(lambda: _has_blocked_lock(url))
             (taking.commit if kept else taking.rollback)()
             results = await writes
-        assert [type(result) for result in results] == ([Conflict] * 2 if kept else [type(None)] * 2)
+        assert [type(result) for result in results] == ([StaleWrite] * 2 if kept else [type(None)] * 2)
 
 
 async def _has_blocked_lock(url: str) -> bool:

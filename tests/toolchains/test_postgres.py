@@ -24,11 +24,11 @@ from memstream_server.adapters.journal.database import postgres as adapter
 from memstream_server.adapters.journal.sql.schema import metadata
 from memstream_server.adapters.models.hashing import computed_spaces
 from memstream_server.ports.journal.errors import (
-    Conflict,
     JournalError,
     NamespaceFull,
     NotWritable,
     OutcomeUnknown,
+    StaleWrite,
     StorageFull,
     Unreadable,
 )
@@ -328,7 +328,7 @@ async def test_a_session_that_ends_during_commit_is_outcome_unknown(
         journal.receive(receipt(1, 2, 1)),
         return_exceptions=True,
     )
-    assert [type(result) for result in results] == [OutcomeUnknown, Conflict, OutcomeUnknown]
+    assert [type(result) for result in results] == [OutcomeUnknown, StaleWrite, OutcomeUnknown]
     image = await journal.load_memory("u1", MODEL, 0)
     assert (image.record.revision, len(image.pending)) == ((1, 0) if lost else (2, 1))
     await journal.commit(transition(image.record.revision))  # the writer still works

@@ -18,7 +18,7 @@ from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.core.policy import DBGPT, DEFAULT, Policy
 from memstream_server.core.values import Fragment
 from memstream_server.engine.operations.transfer import lines
-from memstream_server.engine.operations.transfer.check_lines import Checker, Malformed, Summary, Terms
+from memstream_server.engine.operations.transfer.check_lines import Checker, ImportTerms, MalformedExport, Summary
 from memstream_server.ports.conversations import Message, Plan
 from tests.transfer.exports import (
     HEADER,
@@ -45,8 +45,8 @@ def speaks(language: str) -> bool:
     return True
 
 
-def terms(rename: str = "") -> Terms:
-    return Terms(dimension=4, model="tiny", name_bytes_max=128, has_stemmer=speaks, rename=rename)
+def terms(rename: str = "") -> ImportTerms:
+    return ImportTerms(dimension=4, model="tiny", name_bytes_max=128, has_stemmer=speaks, rename=rename)
 
 
 def checked(said: list[bytes], rename: str = "") -> Summary:
@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[Callable[[], list[bytes]], int, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_invalid_line_is_rejected_with_its_number(name: str) -> None:
     make, line, told = REFUSED[name]
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(MalformedExport) as refused:
         checked(make())
     assert refused.value.line == line, str(refused.value)
     assert told in str(refused.value)
@@ -192,12 +192,12 @@ def test_a_complete_export_matches_its_counts() -> None:
 def test_an_export_truncated_at_any_line_is_rejected(kept: int) -> None:
     said = ended(whole())
     assert len(said) == 12
-    with pytest.raises(Malformed, match="incomplete"):
+    with pytest.raises(MalformedExport, match="incomplete"):
         checked(said[:kept])
 
 
 def test_only_an_export_of_one_memory_can_be_renamed() -> None:
-    with pytest.raises(Malformed, match="second memory"):
+    with pytest.raises(MalformedExport, match="second memory"):
         checked(ended(whole()), rename="sue")
     assert checked(ended(whole()[:5]), rename="sue").fragments == 3
 
@@ -261,7 +261,7 @@ def test_messages_may_have_gaps() -> None:
 
 def test_renaming_to_a_name_of_the_file_is_rejected() -> None:
     said = ended([HEADER, memory("joy"), conversation("joy", 1), message(1), conversation("sam", 1), message(1)])
-    with pytest.raises(Malformed, match="two conversations"):
+    with pytest.raises(MalformedExport, match="two conversations"):
         checked(said, rename="sam")
     for name in ("", "joy", "lea"):
         assert checked(said, rename=name).conversations == ["joy", "sam"]

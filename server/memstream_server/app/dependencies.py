@@ -14,7 +14,7 @@ from memstream_server.engine.runtime.clock import Clock, Ids
 from memstream_server.engine.runtime.dependencies import EngineModels, EngineParts, Runtime, Storage
 from memstream_server.engine.runtime.embedding_spaces import Embedding, Embeddings
 from memstream_server.engine.runtime.turns import install_turns
-from memstream_server.engine.settings import LeaseTimes, Limits, TransferSettings
+from memstream_server.engine.settings import EngineLimits, LeaseTimes, TransferSettings
 from memstream_server.observability import Metrics
 from memstream_server.ports.images import NO_IMAGES, Images
 from memstream_server.ports.index import VectorIndex
@@ -97,11 +97,11 @@ def _build_reranking(reranker: Reranker | None, settings: Settings) -> Reranking
     )
 
 
-def build_limits(settings: Settings) -> Limits:
+def build_limits(settings: Settings) -> EngineLimits:
     """The engine's limits: each setting fills the field of its name, those of other names are here."""
-    named = {each.name for each in fields(Limits)} & type(settings).model_fields.keys()
+    named = {each.name for each in fields(EngineLimits)} & type(settings).model_fields.keys()
     given: dict[str, Any] = {name: getattr(settings, name) for name in named}
-    return Limits(
+    return EngineLimits(
         **given,
         newest_vectors=NEWEST_VECTORS if settings.is_without_index else 0,
         flush_interval_s=settings.index_flush_interval_s,

@@ -121,12 +121,12 @@ def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
 
 def chat_of(settings: Settings, metrics: Metrics) -> ChatModel:
     """The LLM client that the settings name; sends no request."""
-    from memstream_server.adapters.models.budget import Budget, Rates
-    from memstream_server.adapters.models.openai_chat import ChatModel, OpenAIChat, Role, StructuredOutput
+    from memstream_server.adapters.models.budget import ModelBudget, Rates
+    from memstream_server.adapters.models.openai_chat import ChatModel, ModelRole, OpenAIChat, StructuredOutput
     from memstream_server.adapters.models.replies import Usage
     from memstream_server.adapters.models.resilience import Resilience
 
-    def count_call(role: Role, outcome: str, usage: Usage) -> None:
+    def count_call(role: ModelRole, outcome: str, usage: Usage) -> None:
         metrics.model_calls.labels(role.value, outcome).inc()
         metrics.model_tokens.labels(role.value, "prompt").inc(usage.prompt)
         metrics.model_tokens.labels(role.value, "completion").inc(usage.completion)
@@ -146,7 +146,7 @@ def chat_of(settings: Settings, metrics: Metrics) -> ChatModel:
                 attempts=settings.llm_retries + 1, deadline_s=settings.llm_deadline_s, backoff_max_s=30.0
             ),
         ),
-        Budget(
+        ModelBudget(
             Rates(settings.llm_requests_per_minute, settings.llm_tokens_per_minute),
             Rates(settings.llm_namespace_requests_per_minute, settings.llm_namespace_tokens_per_minute),
         ),

@@ -24,7 +24,7 @@ from memstream_server.app.models import Models
 from memstream_server.observability import Metrics
 from memstream_server.ports.images import IMAGE_FOLDER, NO_IMAGES, Images
 from memstream_server.ports.index import INDEX_FOLDER, NoIndex, VectorIndex
-from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.errors import StaleWrite
 from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.models import Embedder, EmbeddingModel, ModelUnavailable
 from memstream_server.settings import Settings
@@ -140,7 +140,7 @@ async def record_space(
         recorded = Space(model.name, model.dimension, choose_index(settings).layout)
         try:
             await journal.set_space(recorded)
-        except Conflict:  # another server has recorded it first
+        except StaleWrite:  # another server has recorded it first
             recorded = await journal.get_space() or recorded
     return recorded, model
 

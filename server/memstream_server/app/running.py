@@ -29,7 +29,7 @@ from memstream_server.settings import Settings, parse_listen
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal import SqlJournal
-    from memstream_server.rpc.access.opening import Access
+    from memstream_server.rpc.access.opening import AccessOptions
     from memstream_server.rpc.server import RpcServer
 
 log = structlog.get_logger(__name__)
@@ -129,7 +129,7 @@ def address_written(settings: Settings, address: str) -> Iterator[None]:
         yield
 
 
-def _open_access(settings: Settings) -> Access:
+def _open_access(settings: Settings) -> AccessOptions:
     """Raises StartError for files of keys, grants or certificates that cannot be used."""
     from memstream_server.rpc.access.files import AccessError
     from memstream_server.rpc.access.opening import open_access

@@ -35,7 +35,7 @@ from memstream.values import Observation, Truth
 from memstream_server.cli.failures import Failure, Misuse
 from memstream_server.cli.options import json_option
 from memstream_server.cli.output import create_table, escape_line, fragment_text, open_console, print_json, print_parts
-from memstream_server.cli.records import Format, Malformed, RecordReader, parse_record
+from memstream_server.cli.records import Format, MalformedLine, RecordReader, parse_record
 from memstream_server.cli.server import to_failure
 
 _WORDS_SHOWN = 60
@@ -163,7 +163,7 @@ async def _current_ids(memory: Memory, check: Check) -> set[str]:
     return {fragment.id async for fragment in memory.list_fragments(truth=Truth.CURRENT)}
 
 
-def _judge(asked: Question, answer: Answer, ids: dict[str, set[str]], current: set[str]) -> list[Result]:
+def _judge(asked: CheckQuestion, answer: Answer, ids: dict[str, set[str]], current: set[str]) -> list[Result]:
     best = tuple(fragment_text(hit.fragment) for hit in answer[:_BEST_SHOWN])
     results = []
     for expectation in asked.expect:
@@ -279,7 +279,7 @@ class Expectation(_Strict):
         return self
 
 
-class Question(_Strict):
+class CheckQuestion(_Strict):
     """A query and its expectations."""
 
     question: str = Field(min_length=1)
@@ -289,7 +289,7 @@ class Question(_Strict):
     """Whether the answer must be marked as weak, or must not be."""
 
     @model_validator(mode="after")
-    def _expects_something(self) -> Question:
+    def _expects_something(self) -> CheckQuestion:
         if not self.expect and self.weak is None:
             raise ValueError("expects nothing: give expect")
         return self
@@ -301,7 +301,7 @@ class _File(_Strict):
     now: datetime | None = None
     observations: tuple[dict[str, Any], ...] = ()
     observations_file: str | None = None
-    questions: tuple[Question, ...] = Field(min_length=1)
+    questions: tuple[CheckQuestion, ...] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ class Check:
     now: datetime | None
     observations: Sequence[tuple[str, Observation]]
     """In order, each with its id, or an empty one; `supersedes` may name ids of the file."""
-    questions: Sequence[Question]
+    questions: Sequence[CheckQuestion]
     document: Document
     """For errors that only the server finds."""
 
@@ -414,7 +414,7 @@ def _message(error: Mapping[str, Any]) -> str:
     return _PLAINER.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
 
 
-def _check_question(document: Document, number: int, question: Question, ids: Sequence[str]) -> None:
+def _check_question(document: Document, number: int, question: CheckQuestion, ids: Sequence[str]) -> None:
     where: Path_ = ("questions", number)
     for place, expectation in enumerate(question.expect):
         here: Path_ = (*where, "expect", place)
@@ -436,7 +436,7 @@ def _observations(document: Document, file: _File) -> Iterator[tuple[str, Observ
             raise document.problem((*where, "id"), f"{id!r} is given twice")
         seen.add(id)
         parsed = parse_record(json.dumps(rest, default=_json_value))
-        if isinstance(parsed, Malformed):
+        if isinstance(parsed, MalformedLine):
             wrong = min((name for name in rest if name in parsed.problem), key=parsed.problem.index, default=None)
             raise document.problem(where if wrong is None else (*where, wrong), parsed.problem)
         yield id, parsed
@@ -458,7 +458,7 @@ def _observations_of_file(document: Document, name: str | None) -> Iterator[tupl
         raise document.problem(("observations_file",), f"{path} cannot be read: {error.strerror}") from error
     for number, line in enumerate(lines, 1):
         parsed = reader.read_line(line)
-        if isinstance(parsed, Malformed):
+        if isinstance(parsed, MalformedLine):
             raise BadFileError(f"{path}:{number}: {parsed.problem}")
         if parsed is not None:
             yield "", parsed

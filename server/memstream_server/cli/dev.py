@@ -23,7 +23,7 @@ from memstream.local_client import Opening, local
 from memstream_server.cli.failures import Failure, Misuse
 from memstream_server.cli.options import json_option
 from memstream_server.cli.output import print_json, print_line
-from memstream_server.cli.records import Format, Malformed, RecordReader
+from memstream_server.cli.records import Format, MalformedLine, RecordReader
 from memstream_server.cli.server import DEFAULT_TARGET, to_failure
 from memstream_server.settings import parse_listen
 
@@ -152,7 +152,7 @@ async def _store_letters(client: Client) -> int:
         lines = letters_path().read_bytes().splitlines()
         for line in lines[stream.expected_sequence - 1 :]:
             letter = reader.read_line(line)
-            if letter is None or isinstance(letter, Malformed):
+            if letter is None or isinstance(letter, MalformedLine):
                 raise Failure(f"a letter cannot be read: {letter}")
             await stream.send(letter)
         await stream.flush()

@@ -34,7 +34,7 @@ from io import FileIO
 from pathlib import Path
 
 from memstream.values import Observation
-from memstream_server.cli.records import Format, Malformed, RecordReader
+from memstream_server.cli.records import Format, MalformedLine, RecordReader
 
 STDIN = "-"
 _CHUNK = 1 << 16
@@ -44,7 +44,7 @@ HASH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class ProducerFeed:
     """One producer's input, in order. `resume`: skip what the server has received from this producer."""
 
     producer: str
@@ -114,7 +114,7 @@ def is_regular(file: str) -> bool:
     return file != STDIN and Path(file).is_file()
 
 
-def plan_feeds(files: Sequence[str], producer: str | None, resume: bool | None) -> list[Feed]:
+def plan_feeds(files: Sequence[str], producer: str | None, resume: bool | None) -> list[ProducerFeed]:
     """The feeds of a command line. `resume` None: resume regular files. Raises ValueError, OSError."""
     files = tuple(files) or (STDIN,)
     for file in files:
@@ -130,10 +130,10 @@ def plan_feeds(files: Sequence[str], producer: str | None, resume: bool | None) 
     return [_create_feed(group, producer, resume) for group in groups]
 
 
-def _create_feed(files: tuple[str, ...], producer: str | None, resume: bool | None) -> Feed:
+def _create_feed(files: tuple[str, ...], producer: str | None, resume: bool | None) -> ProducerFeed:
     repeatable = all(is_regular(file) for file in files)
     name = producer or (producer_of_file(files[0]) if repeatable else f"pipe-{secrets.token_hex(8)}")
-    return Feed(name, files, repeatable if resume is None else resume)
+    return ProducerFeed(name, files, repeatable if resume is None else resume)
 
 
 def producer_of_file(file: str) -> str:
@@ -149,7 +149,7 @@ def producer_of_file(file: str) -> str:
     return f"cli-{digest}-{_UNSAFE.sub('_', path.name)[:80]}"
 
 
-def scan_feed(feed: Feed, form: Format, time_zone: str) -> FeedContents:
+def scan_feed(feed: ProducerFeed, form: Format, time_zone: str) -> FeedContents:
     """Reads a repeatable feed to its end, without sending anything. Raises OSError."""
     lines, places = array("Q"), LinePositions()
     malformed: list[Problem] = []
@@ -157,7 +157,7 @@ def scan_feed(feed: Feed, form: Format, time_zone: str) -> FeedContents:
         reader = RecordReader(form, time_zone)
         for number, line in _numbered_lines(file):
             item = reader.read_line(line)
-            if isinstance(item, Malformed):
+            if isinstance(item, MalformedLine):
                 malformed.append(Problem(file, number, item.problem))
             elif item is not None:
                 lines.append(hash_line(line))
@@ -171,8 +171,8 @@ def _numbered_lines(file: str) -> Iterator[tuple[int, bytes]]:
 
 
 async def read_records(
-    feed: Feed, form: Format, time_zone: str
-) -> AsyncIterator[tuple[str, int, Observation | Malformed]]:
+    feed: ProducerFeed, form: Format, time_zone: str
+) -> AsyncIterator[tuple[str, int, Observation | MalformedLine]]:
     """Yields file, line and parsed observation as input arrives. Raises OSError."""
     for file in feed.files:
         reader = RecordReader(form, time_zone)

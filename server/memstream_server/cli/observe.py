@@ -20,10 +20,10 @@ from memstream.values import MemoryKind
 from memstream_server.cli.failures import Exit, Failure, Missing, Misuse, describe_os_error
 from memstream_server.cli.feeds import (
     STDIN,
-    Feed,
     FeedContents,
     LinePositions,
     Problem,
+    ProducerFeed,
     SentLines,
     load_sent_lines,
     plan_feeds,
@@ -32,7 +32,7 @@ from memstream_server.cli.feeds import (
 )
 from memstream_server.cli.options import json_option, time_zone_option
 from memstream_server.cli.output import open_console, print_json, print_line
-from memstream_server.cli.records import Format, Malformed
+from memstream_server.cli.records import Format, MalformedLine
 from memstream_server.cli.server import Server, server_options
 
 PROBLEMS_SHOWN = 20
@@ -42,7 +42,7 @@ PROBLEMS_KEPT = 1_000
 """Malformed lines of a pipe that are kept with their reason; the rest are only counted."""
 
 
-class Changed(StrEnum):
+class ChangedLines(StrEnum):
     """What happens to lines of a file that are not those that were sent before."""
 
     REFUSE = "refuse"
@@ -57,7 +57,7 @@ class _Sending:
     form: Format
     time_zone: str
     session: str
-    changed: Changed
+    changed: ChangedLines
     quiet: bool
     memory_uid: str = ""
     revision: int = 0
@@ -86,8 +86,8 @@ class _Sending:
 )
 @click.option(
     "--changed",
-    type=click.Choice([each.value for each in Changed]),
-    default=Changed.REFUSE.value,
+    type=click.Choice([each.value for each in ChangedLines]),
+    default=ChangedLines.REFUSE.value,
     show_default=True,
     help="If lines that were sent before have changed: refuse, send the new ones, or skip them.",
 )
@@ -139,7 +139,7 @@ def observe_command(
     """
     if (kind or profile) and not create:
         raise click.UsageError("--kind and --profile require --create.")
-    sending = _Sending(Format(form), time_zone or "", session, Changed(changed), quiet=as_json)
+    sending = _Sending(Format(form), time_zone or "", session, ChangedLines(changed), quiet=as_json)
     tallies = [_create_tally(feed, sending) for feed in _plan_feeds(files, producer, resume)]
     if files in ((), (STDIN,)) and sys.stdin.isatty():
         print_line("reading from the keyboard; end with Ctrl-D", err=True)
@@ -166,7 +166,7 @@ def observe_command(
     _print_tallies(memory, tallies, as_json)
 
 
-def _plan_feeds(files: tuple[str, ...], producer: str | None, resume: bool | None) -> list[Feed]:
+def _plan_feeds(files: tuple[str, ...], producer: str | None, resume: bool | None) -> list[ProducerFeed]:
     try:
         return plan_feeds(files, producer, resume)
     except ValueError as error:
@@ -177,7 +177,7 @@ def _plan_feeds(files: tuple[str, ...], producer: str | None, resume: bool | Non
         raise Misuse(describe_os_error(error)) from error
 
 
-def _create_tally(feed: Feed, sending: _Sending) -> Tally:
+def _create_tally(feed: ProducerFeed, sending: _Sending) -> Tally:
     if not feed.repeatable:
         return Tally(feed, None)
     try:
@@ -230,8 +230,8 @@ async def _send_new_lines(memory: Memory, tally: Tally, record: SentLines, sendi
     assert contents is not None
     new = record.find_new(contents.lines)
     last_sent = max(set(range(len(contents.lines))) - set(new), default=-1)
-    if new and new[0] < last_sent and sending.changed is not Changed.SEND:
-        if sending.changed is Changed.REFUSE:
+    if new and new[0] < last_sent and sending.changed is not ChangedLines.SEND:
+        if sending.changed is ChangedLines.REFUSE:
             raise _change_failure(tally, new[0])
         new = [place for place in new if place > last_sent]
     async with memory.observe(f"{tally.feed.producer[:100]}-{record.digest()}", session=sending.session) as stream:
@@ -249,9 +249,9 @@ def _find_change(tally: Tally, record: SentLines, count: int, sending: _Sending)
     """Whether changed lines are to be sent. Raises Misuse if there are any and the user has not chosen."""
     assert tally.contents is not None
     place = record.first_difference(tally.contents.lines, count)
-    if place is None or sending.changed is Changed.SKIP:
+    if place is None or sending.changed is ChangedLines.SKIP:
         return False
-    if sending.changed is Changed.REFUSE:
+    if sending.changed is ChangedLines.REFUSE:
         raise _change_failure(tally, place)
     return True
 
@@ -272,7 +272,7 @@ async def _send_records(
     async with _show_progress(tally, sending.quiet):
         place = 0
         async for file, line, item in read_records(tally.feed, sending.form, sending.time_zone):
-            if isinstance(item, Malformed):
+            if isinstance(item, MalformedLine):
                 tally.note_malformed(Problem(file, line, item.problem))
                 continue
             if is_wanted(place):
@@ -284,7 +284,7 @@ async def _send_records(
         await stream.close()
 
 
-def _warn_if_short(feed: Feed, observations: int, skip: int) -> None:
+def _warn_if_short(feed: ProducerFeed, observations: int, skip: int) -> None:
     if skip > observations:
         print_line(
             f"memstream: warning: producer {feed.producer} has already sent {skip:,} observations, "
@@ -387,7 +387,7 @@ def _tally_figures(tally: Tally) -> dict[str, object]:
 class Tally:
     """The progress of one feed."""
 
-    feed: Feed
+    feed: ProducerFeed
     contents: FeedContents | None
     """None for a pipe, which cannot be read in advance."""
     remaining: int | None = None

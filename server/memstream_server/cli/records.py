@@ -28,7 +28,7 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Malformed:
+class MalformedLine:
     """Why a line cannot be sent."""
 
     problem: str
@@ -75,7 +75,7 @@ class RecordReader:
         self._first = True
         self._foreign = ""
 
-    def read_line(self, line: bytes) -> Observation | Malformed | None:
+    def read_line(self, line: bytes) -> Observation | MalformedLine | None:
         """Parses a line; None for a blank one."""
         if self._first:
             line = line.removeprefix(b"\xef\xbb\xbf")
@@ -87,13 +87,13 @@ class RecordReader:
             text = line.decode()
         except UnicodeDecodeError as error:
             packed = line.startswith(b"\x1f\x8b")
-            return Malformed(
+            return MalformedLine(
                 "begins a gzip file: unpack it first" if packed else f"is not UTF-8 at byte {error.start + 1}"
             )
         if self._form is Format.AUTO:
             self._form, self._foreign = _recognize_form(text)
         if self._foreign:
-            return Malformed(self._foreign)
+            return MalformedLine(self._foreign)
         return Observation(text) if self._form is Format.LINES else parse_record(text, self._zone)
 
 
@@ -129,22 +129,22 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def parse_record(text: str, time_zone: str = "") -> Observation | Malformed:
+def parse_record(text: str, time_zone: str = "") -> Observation | MalformedLine:
     """Parses a JSON object; its keys are one of BODIES, any of FIELDS, and ZONE, which replaces `time_zone`."""
     try:
         value = json.loads(text, object_pairs_hook=_reject_duplicates)
     except _DuplicateKey as error:
-        return Malformed(str(error))
+        return MalformedLine(str(error))
     except (ValueError, RecursionError) as error:
-        return Malformed(f"is not JSON: {error}")
+        return MalformedLine(f"is not JSON: {error}")
     if not isinstance(value, dict):
-        return Malformed(f"is {_describe_type(value)}, not a JSON object")
+        return MalformedLine(f"is {_describe_type(value)}, not a JSON object")
     try:
         parsed = _parse_fields(value, time_zone)  # before the body, to report a misspelt "text"
         observation = Observation(_parse_body(value), **parsed)
         observation_to_wire(observation)  # reject it before it gets a number
     except (MemstreamError, ValueError) as error:
-        return Malformed(str(error))
+        return MalformedLine(str(error))
     return observation
 
 

@@ -44,7 +44,7 @@ Recall:
     lending: superseded fragments lend their match to the current end of their chain
     folding: fragments with the same words become one recollection
     speakers: the speaker that a query names, and names that say a role
-    turns: who speaks, how much of the context counts, and which reply answers which message
+    dialogue: who speaks, how much of the context counts, and which reply answers which message
     time_phrases: the times that a query names, and how near a fragment is to them
     budget: the token budget of a recall
     blocks: edits of a block's text

@@ -125,7 +125,7 @@ def add_places(columns: Iterable[Growing[Any]]) -> None:
         column.view = column._data[:count]
 
 
-class Blocks(Generic[Scalar]):
+class BlockArray(Generic[Scalar]):
     """Append-only rows in blocks: a full block is never copied again.
 
     In a single array, each growth copied all vectors (24 MB for 16,000 fragments) and blocked the event loop for

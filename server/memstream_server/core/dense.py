@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import simsimd
 
-from memstream_server.core.arrays import BLOCK, Blocks, Growing, Parts, allocated_bytes
+from memstream_server.core.arrays import BLOCK, BlockArray, Growing, Parts, allocated_bytes
 from memstream_server.core.values import Vector
 
 Floats = npt.NDArray[np.float32]
@@ -185,7 +185,7 @@ class DenseMatrix:
         """Of the first slots, if the memory is large,"""
         self._changed: dict[int, Vector] = {}
         """and those of their vectors that changed since."""
-        self._vectors = Blocks(np.float32, dimension)
+        self._vectors = BlockArray(np.float32, dimension)
         """The other slots."""
         self._present = Growing(np.bool_)
         self._dimension = dimension

@@ -6,8 +6,8 @@ BM25 as in Robertson and Zaragoza, The Probabilistic Relevance Framework (2009),
 log(1 + (N - df + 0.5) / (df + 0.5)). Both legs use the same per-fragment postings; the term frequency, length and
 document frequency of windows are computed per query, so an append re-indexes nothing.
 
-The fragment's leg has k1 0.9 and b 0.4 where its context counts fully (turns.py), and k1 1.2 and b 0.75 where it does
-not count; between, the length norm is interpolated.
+The fragment's leg has k1 0.9 and b 0.4 where its context counts fully (dialogue.py), and k1 1.2 and b 0.75 where it
+does not count; between, the length norm is interpolated.
 
 Rule 1. Statistics (N, df, mean length) cover the live fragments of this memory; in a recall over several memories,
 those of all of them (WordStatistics), so that their scores are on one scale.
@@ -25,10 +25,10 @@ import numpy.typing as npt
 
 from memstream_server.core.arrays import Parts
 from memstream_server.core.columns import Slots
+from memstream_server.core.dialogue import Dialogue
 from memstream_server.core.neighbours import NOBODY, SHARES, Neighbours
 from memstream_server.core.postings import Hashes, Postings
 from memstream_server.core.rendering import may_neighbour
-from memstream_server.core.turns import Turns
 
 Floats = npt.NDArray[np.float32]
 Packed = bytes
@@ -105,7 +105,7 @@ class Legs:
     """The nearest earlier fragment in each window, NOBODY for none."""
     found: tuple[Slots, npt.NDArray[np.integer]]
     """Parallel arrays: index in the query's terms, slot that has the term."""
-    turns: Turns | None = None
+    dialogue: Dialogue | None = None
     """None: the context of every fragment counts fully, and no fragment is a reply."""
 
     def terms_of(self, slots: Sequence[int]) -> npt.NDArray[np.integer]:
@@ -142,7 +142,7 @@ class LexicalIndex:
         self._dead = 0
         self._norms: list[Floats] = []
         """Length norms of both legs; cleared by every change."""
-        self._norms_of: Turns | None = None
+        self._norms_of: Dialogue | None = None
         self._counted: tuple[Packed, _Found, Floats | None] | None = None
         """Terms that were counted for a query over several memories, which ranks by them next: what has them, and their
         counts in the windows if the memory is small."""
@@ -255,24 +255,24 @@ class LexicalIndex:
         """The context windows."""
         return self._neighbours
 
-    def legs(self, terms: Hashes, turns: Turns | None = None, of_several: WordStatistics | None = None) -> Legs:
-        """`bm25` and `bm25_context` from a single postings lookup. turns: of this memory as it is."""
+    def legs(self, terms: Hashes, dialogue: Dialogue | None = None, of_several: WordStatistics | None = None) -> Legs:
+        """`bm25` and `bm25_context` from a single postings lookup. dialogue: of this memory as it is."""
         counted, self._counted = self._counted, None
         known = counted is not None and of_several is not None and counted[0] == of_several.terms
         found, inside = counted[1:] if known and counted is not None else (self._find_postings(terms), None)
-        norms = self._length_norms(turns, of_several)
+        norms = self._length_norms(dialogue, of_several)
         alone = _make_leg(self._weigh_terms(found, len(terms), norms[0], of_several), FRAGMENT_K1)
-        if turns is not None and not turns.context.any():
+        if dialogue is not None and not dialogue.context.any():
             around = Leg(np.zeros(len(self), np.float32), 0.0)
         else:
             around = _make_leg(self._weigh_windows(found, len(terms), norms[1], of_several, inside), CONTEXT_K1)
-        return Legs(alone, around, self._neighbours.previous(), found[:2], turns)
+        return Legs(alone, around, self._neighbours.previous(), found[:2], dialogue)
 
-    def count_words(self, terms: Hashes, turns: Turns | None = None) -> WordStatistics:
+    def count_words(self, terms: Hashes, dialogue: Dialogue | None = None) -> WordStatistics:
         """The statistics of this memory for the distinct `terms`."""
         found, inside = self._find_postings(terms), None
         holding = np.bincount(found[0], minlength=len(terms))
-        if turns is not None and not turns.context.any():
+        if dialogue is not None and not dialogue.context.any():
             windows = holding  # no fragment has a context that counts
         elif len(self) < _GATHER_MAX and len(terms) * len(self) <= _CELLS_MAX:
             inside = self._gather_counts(found, len(terms))
@@ -300,9 +300,9 @@ class LexicalIndex:
             which, slots, counts = which[live], slots[live], counts[live]
         return which, slots, counts.astype(np.float32)
 
-    def _length_norms(self, turns: Turns | None = None, of_several: WordStatistics | None = None) -> list[Floats]:
+    def _length_norms(self, dialogue: Dialogue | None = None, of_several: WordStatistics | None = None) -> list[Floats]:
         """BM25's length norm, k1 x (1 - b + b x length / mean length), by slot, for each of the two legs."""
-        if of_several is None and self._norms and self._norms_of is turns:
+        if of_several is None and self._norms and self._norms_of is dialogue:
             return self._norms
         lengths, windows = self._neighbours.lengths, self._neighbours.window_lengths()
         if of_several is None:
@@ -311,11 +311,11 @@ class LexicalIndex:
             live, words, around = of_several.fragments, of_several.words, of_several.window_words
         mean = words / live if live else 0.0
         own = _length_norm(lengths, mean, FRAGMENT_K1, FRAGMENT_B)
-        if turns is not None:
-            own += (1 - turns.context) * (_length_norm(lengths, mean, CONTEXT_K1, CONTEXT_B) - own)
+        if dialogue is not None:
+            own += (1 - dialogue.context) * (_length_norm(lengths, mean, CONTEXT_K1, CONTEXT_B) - own)
         norms = [own, _length_norm(windows, around / live if live else 0.0, CONTEXT_K1, CONTEXT_B)]
         if of_several is None:
-            self._norms, self._norms_of = norms, turns
+            self._norms, self._norms_of = norms, dialogue
         return norms
 
     def _sum_lengths(self) -> tuple[int, float]:

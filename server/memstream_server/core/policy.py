@@ -258,7 +258,7 @@ FIFO_CAPACITY = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
+class PolicyViolation:
     """A policy field out of bounds: dotted name and description."""
 
     field: str
@@ -275,7 +275,7 @@ def iterate_tunables(policy: Any, prefix: str = "") -> Iterator[tuple[str, Any, 
             yield f"{prefix}{item.name}", value, dict(item.metadata)
 
 
-def find_violations(policy: Policy) -> list[Violation]:
+def find_violations(policy: Policy) -> list[PolicyViolation]:
     """The fields out of bounds; empty for a valid policy."""
     found = []
     for name, value, meta in iterate_tunables(policy):
@@ -283,7 +283,9 @@ def find_violations(policy: Policy) -> list[Violation]:
         if isinstance(value, bool) or not isinstance(value, int | float) or low is None or high is None:
             continue
         if not low <= value <= high:  # also false for NaN
-            found.append(Violation(name, f"must be between {number_text(low)} and {number_text(high)}, is {value}"))
+            found.append(
+                PolicyViolation(name, f"must be between {number_text(low)} and {number_text(high)}, is {value}")
+            )
     return found
 
 

@@ -5,12 +5,12 @@
                 + chain, if a superseded fragment lends its match
     score     = alpha x recency + beta x (relevance + answer) + gamma x importance
     recency   = (1 - decay_per_hour) ^ max(0, hours since the fragment's observation time)
-    answer    = ANSWER_WEIGHT x the dense, lexical, context and reply parts of the reply to a message (turns.py)
+    answer    = ANSWER_WEIGHT x the dense, lexical, context and reply parts of the reply to a message (dialogue.py)
     reply     = mean of the dense and lexical legs of the fragment before it in the session, if that ends in a question
                 mark; the lexical leg alone if the cosine is unknown or the dense weight is 0
 
     time      = how near the fragment's observation time is to the windows of the phrases, in [0, 1]
-    context   counts as much as turns.py says; the rest of its weight goes to the other two legs
+    context   counts as much as dialogue.py says; the rest of its weight goes to the other two legs
     chain     = what a superseded fragment lends (lending.py): its dense, lexical, context and reply parts of relevance,
                 so far as they exceed the fragment's own, and a share of the lesser of the two
 
@@ -71,7 +71,7 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Question:
+class RankingQuery:
     """A query as ranking reads it. `terms` distinct; `vector` of unit length, None if no model answered."""
 
     text: str
@@ -157,7 +157,7 @@ T = TypeVar("T")
 
 
 def add_timely(
-    columns: Columns, words: Floats, around: Floats, chosen: Slots, question: Question, allowed: Mask
+    columns: Columns, words: Floats, around: Floats, chosen: Slots, question: RankingQuery, allowed: Mask
 ) -> Slots:
     """The candidates `chosen` with those of the question's windows: first from inside, then whose words match best."""
     if not question.windows:
@@ -170,7 +170,7 @@ def add_timely(
 
 
 def find_lent(
-    columns: Columns, legs: Legs, cosines: Floats, question: Question, allowed: Mask, find_best: FindBest = best
+    columns: Columns, legs: Legs, cosines: Floats, question: RankingQuery, allowed: Mask, find_best: FindBest = best
 ) -> Lent | None:
     """What superseded fragments lend to allowed ones; None if there are none."""
     if question.superseded is None:
@@ -182,7 +182,12 @@ def find_lent(
 
 
 def rank_candidates(
-    columns: Columns, signals: Signals, question: Question, weights: Weights, allowed: Mask, lent: Lent | None = None
+    columns: Columns,
+    signals: Signals,
+    question: RankingQuery,
+    weights: Weights,
+    allowed: Mask,
+    lent: Lent | None = None,
 ) -> Rankings:
     """Rank fragments with known signals; those not `allowed` can only be near misses.
 
@@ -194,10 +199,10 @@ def rank_candidates(
 
 
 def find_candidates(
-    columns: Columns, legs: Legs, cosines: Floats, question: Question, allowed: Mask, find_best: FindBest = best
+    columns: Columns, legs: Legs, cosines: Floats, question: RankingQuery, allowed: Mask, find_best: FindBest = best
 ) -> tuple[Signals, Lent | None]:
     """The candidates, and what superseded fragments lend them."""
-    words, around, per_leg, turns = legs.alone.shares, legs.around.shares, question.per_leg, legs.turns
+    words, around, per_leg, dialogue = legs.alone.shares, legs.around.shares, question.per_leg, legs.dialogue
     chosen = candidates(words, around, find_best(cosines, allowed, per_leg), allowed, per_leg)
     chosen = add_timely(columns, words, around, chosen, question, allowed)
     if question.fold:
@@ -215,8 +220,8 @@ def find_candidates(
     lent = find_lent(columns, legs, cosines, question, allowed, find_best)
     if lent is not None:
         chosen = np.union1d(chosen, lent.borrowers)
-    if turns is not None:
-        chosen = turns.complete(chosen, allowed)
+    if dialogue is not None:
+        chosen = dialogue.complete(chosen, allowed)
     return Signals.of(columns, legs, cosines, chosen, allowed), lent
 
 
@@ -224,7 +229,7 @@ def rank(
     columns: Columns,
     legs: Legs,
     cosines: Floats,
-    question: Question,
+    question: RankingQuery,
     weights: Weights,
     allowed: Mask,
     unread: Unread | None = None,
@@ -255,7 +260,7 @@ def rank(
     return (yield from _choose_results(columns, assessed, question, allowed, considered))
 
 
-def _want_near_misses(signals: Signals, assessed: Assessed, question: Question, w: Weights, unread: Unread) -> None:
+def _want_near_misses(signals: Signals, assessed: Assessed, question: RankingQuery, w: Weights, unread: Unread) -> None:
     """Want the vectors of all that can be among the results and near misses: bounds on cosines bound the scores."""
     count, weights = question.limit + question.near_misses, np.abs(assessed.weights)
     dense, reply = (np.broadcast_to(weights[PARTS.index(part)], len(signals.slots)) for part in ("dense", "reply"))
@@ -272,7 +277,7 @@ def _want_near_misses(signals: Signals, assessed: Assessed, question: Question, 
 
 
 def assess_candidates(
-    columns: Columns, signals: Signals, question: Question, w: Weights, lent: Lent | None = None
+    columns: Columns, signals: Signals, question: RankingQuery, w: Weights, lent: Lent | None = None
 ) -> Assessed:
     """The values and weights of every part of every score."""
     assessed = _assess_parts(columns, signals, question, w)
@@ -293,7 +298,7 @@ def assess_candidates(
     return assessed if matches is assessed.matches else replace(assessed, matches=matches)
 
 
-def _assess_parts(columns: Columns, signals: Signals, question: Question, w: Weights) -> Assessed:
+def _assess_parts(columns: Columns, signals: Signals, question: RankingQuery, w: Weights) -> Assessed:
     """The PARTS of every score."""
     slots, unknown = signals.slots, np.isnan(signals.cosines)
     values = np.empty((len(PARTS), len(slots)))
@@ -324,7 +329,7 @@ _read_order = attrgetter("score", "slot")
 
 
 def _choose_results(
-    columns: Columns, assessed: Assessed, question: Question, allowed: Mask, considered: Mask
+    columns: Columns, assessed: Assessed, question: RankingQuery, allowed: Mask, considered: Mask
 ) -> Rankings:
     order = assessed.best_first()
     slots = assessed.slots
@@ -371,7 +376,7 @@ def _list_replies(assessed: Assessed) -> dict[int, int]:
     return dict(zip(assessed.answered.tolist(), assessed.replies.tolist(), strict=True))
 
 
-def _fold_slots(columns: Columns, slots: Slots, question: Question) -> tuple[Slots, dict[int, list[int]]]:
+def _fold_slots(columns: Columns, slots: Slots, question: RankingQuery) -> tuple[Slots, dict[int, list[int]]]:
     """Fold slots, best first: indices of the representatives, and of those folded into each."""
     keys: list[int] = columns.words[slots].tolist() if question.fold else []
     if len(set(keys)) == len(keys):

@@ -19,7 +19,7 @@ import numpy as np
 from memstream_server.core.columns import Columns, Mask, Slots
 from memstream_server.core.folding import fold_places
 from memstream_server.core.lexical import Floats
-from memstream_server.core.ranking import Considered, NearMiss, Question, Stage, stage_of_denied
+from memstream_server.core.ranking import Considered, NearMiss, RankingQuery, Stage, stage_of_denied
 from memstream_server.core.scores import Scored
 
 FORMULA = "dbgpt/1"
@@ -57,7 +57,7 @@ def rank_dbgpt(
     columns: Columns,
     slots: Slots,
     closeness: Floats,
-    question: Question,
+    question: RankingQuery,
     weights: DbgptWeights,
     allowed: Mask,
     short_term: Sequence[int] = (),
@@ -115,7 +115,7 @@ def rank_dbgpt(
 
 
 def _fold_scored(
-    columns: Columns, ranked: Sequence[Scored], question: Question
+    columns: Columns, ranked: Sequence[Scored], question: RankingQuery
 ) -> tuple[list[Scored], dict[str, tuple[str, ...]]]:
     """The representatives, and the ids folded into each, by its id."""
     if not question.fold:
@@ -138,7 +138,7 @@ def _score_slots(
     return Scored(slot, columns.ids[slot], score, closeness, known, names, values, factors)
 
 
-def _removal_stage(columns: Columns, slot: int, allowed: Mask, passed: set[int], question: Question) -> Stage:
+def _removal_stage(columns: Columns, slot: int, allowed: Mask, passed: set[int], question: RankingQuery) -> Stage:
     if not allowed[slot]:
         return stage_of_denied(columns, slot, question.outdated)
     return Stage.LIMIT if slot in passed else Stage.MIN_RELEVANCE

@@ -30,7 +30,7 @@ ANSWER_PART = "answer"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ScorePart:
     """One summand of a score: contribution = value x weight."""
 
     name: str
@@ -52,10 +52,10 @@ class Scored(Struct, frozen=True, gc=False):
     weights: tuple[float, ...]
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ScorePart, ...]:
         """The summands of the score; built on demand, because few recalls need them."""
         named = zip(self.names, self.values, self.weights, strict=True)
-        return tuple(Part(name, value, weight, value * weight) for name, value, weight in named)
+        return tuple(ScorePart(name, value, weight, value * weight) for name, value, weight in named)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

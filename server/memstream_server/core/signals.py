@@ -41,12 +41,12 @@ class Signals:
 
         allowed: only replies in it belong to their message, if that is in it; None: no fragment belongs to another.
         """
-        words, around, turns = legs.alone.shares, legs.around.shares, legs.turns
+        words, around, dialogue = legs.alone.shares, legs.around.shares, legs.dialogue
         following, asked = legs.after_questions(slots, columns.asks)
-        share = None if turns is None else turns.context[slots]
+        share = None if dialogue is None else dialogue.context[slots]
         answered = replies = None
-        if turns is not None and allowed is not None:
-            own = turns.replies[slots]
+        if dialogue is not None and allowed is not None:
+            own = dialogue.replies[slots]
             answered = np.flatnonzero((own != NOBODY) & allowed[own] & allowed[slots])
             replies = np.searchsorted(slots, own[answered])
             known = replies < len(slots)

@@ -107,7 +107,7 @@ class Fragment(Struct, frozen=True, gc=False, omit_defaults=True):
     structured: Structured | None = None
     speaker: str = ""
     role: Role | None = None
-    """As the client gave it; core/turns.py finds that of a fragment without one."""
+    """As the client gave it; core/dialogue.py finds that of a fragment without one."""
     session: str = ""
     importance: float = 0.5
     observe_time_us: int = 0

@@ -27,7 +27,7 @@ from memstream_server.engine.errors import (
 from memstream_server.engine.quotas import check_bytes
 from memstream_server.engine.runtime.call_context import PRINCIPAL, complete
 from memstream_server.engine.runtime.clock import Clock
-from memstream_server.engine.settings import Limits
+from memstream_server.engine.settings import EngineLimits
 from memstream_server.ports.blocks import (
     Block,
     BlockContent,
@@ -85,7 +85,7 @@ class Blocks:
     """The blocks of all memories. Methods raise MemoryNotFound, BlockNotFound, JournalUnavailable; those that write
     EtagMismatch, InvalidField, QuotaExceeded, StorageIsFull."""
 
-    def __init__(self, store: BlockStore, journal: Journal, clock: Clock, quiet_s: float, limits: Limits) -> None:
+    def __init__(self, store: BlockStore, journal: Journal, clock: Clock, quiet_s: float, limits: EngineLimits) -> None:
         """quiet_s: how often an idle watch reads the store. Writes of other processes wake no watch of this one."""
         self._store = store
         self._journal = journal

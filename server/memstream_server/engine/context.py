@@ -19,11 +19,11 @@ from memstream_server.core.budget import estimated_tokens
 from memstream_server.core.context.layout import build_context
 from memstream_server.core.context.values import (
     NO_BOUNDS,
-    Block,
     Bounds,
     BudgetTooSmall,
     Built,
-    Found,
+    ContextBlock,
+    FoundMemory,
     Inputs,
     Omission,
     Omitted,
@@ -126,7 +126,7 @@ class Contexts:
         self, request: ContextRequest, asked: Sequence[Asked], read: _Read, problems: Sequence[str]
     ) -> ContextAnswer:
         answer, known = read.answer, self._list_known(asked, read)
-        found: list[Found] = []
+        found: list[FoundMemory] = []
         left_out: list[Omission] = []
         if answer is not None:
             found, left_out = self._sort_out(answer, asked[0].path, known if read.is_read_again else None)
@@ -194,14 +194,14 @@ class Contexts:
         answer: RecallAnswer,
         alone: str,
         again: Mapping[tuple[str, str], Fragment] | None,
-    ) -> tuple[list[Found], list[Omission]]:
+    ) -> tuple[list[FoundMemory], list[Omission]]:
         """What the recall found, best first, and what of it is left out. again: what of it the caller may read in the
         snapshot, if it was read again."""
         now_us = self._clock.now_us()
         weak = {one.memory for one in answer.memories if one.answer.weak}
         if not answer.memories and answer.weak:
             weak.add(alone)
-        found: list[Found] = []
+        found: list[FoundMemory] = []
         left_out: list[Omission] = []
         for one in answer.recollections:
             memory = one.memory or alone
@@ -213,7 +213,7 @@ class Contexts:
                     status = None if fragment is None else fragment.status_at(now_us)
                 reason = Omitted.WEAK if memory in weak else _why_not(status)
                 if reason is None and fragment is not None:
-                    found.append(Found(memory, fragment, is_reply=each is not one))
+                    found.append(FoundMemory(memory, fragment, is_reply=each is not one))
                 else:
                     reason = reason or Omitted.UNAVAILABLE
                     left_out.append(Omission(PartKind.EVIDENCE, reason, memory, ids=(each.fragment.id,)))
@@ -230,7 +230,7 @@ def _build_with_rest(inputs: Inputs, request: ContextRequest, moment: Moment | N
     whole = replace(
         inputs,
         conversation="" if request.conversation is None else str(request.conversation),
-        blocks=[Block(str(name.of), name.name, content.text, content.max_tokens) for name, content in read],
+        blocks=[ContextBlock(str(name.of), name.name, content.text, content.max_tokens) for name, content in read],
         messages=messages,
         before=before,
         left_out=[*missing, *inputs.left_out],

@@ -24,7 +24,7 @@ from memstream_server.engine.errors import (
 from memstream_server.engine.quotas import check_bytes
 from memstream_server.engine.runtime.call_context import complete
 from memstream_server.engine.runtime.clock import Clock
-from memstream_server.engine.settings import Limits
+from memstream_server.engine.settings import EngineLimits
 from memstream_server.ports.conversation_records import (
     AppendMessages,
     ConversationChange,
@@ -37,8 +37,8 @@ from memstream_server.ports.conversation_records import (
     ReplaceMessage,
     SessionStore,
     SetState,
-    State,
     StateDiffers,
+    StateDocument,
     StateName,
     UpdateConversation,
 )
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from memstream_server.engine.requests import NewObservation, Put
 
 T = TypeVar("T")
-NO_LIMITS = Limits()
+NO_LIMITS = EngineLimits()
 PAGE = 256
 """Messages that a watch reads at once."""
 
@@ -110,7 +110,7 @@ class Conversations:
         journal: Journal,
         clock: Clock,
         quiet_s: float = 5.0,
-        limits: Limits = NO_LIMITS,
+        limits: EngineLimits = NO_LIMITS,
         fragments: Fragments | None = None,
         feeds: Feeds | None = None,
     ) -> None:
@@ -249,17 +249,17 @@ class Conversations:
         forking = self._store.fork_conversation(source, target, number, self._clock.now_us(), answer)
         return await _map_errors(forking)
 
-    async def get_state(self, name: StateName) -> State:
+    async def get_state(self, name: StateName) -> StateDocument:
         """The document."""
         return await _map_errors(self._store.get_state(name))
 
-    async def get_states(self, names: Sequence[StateName], bytes_max: int) -> list[State | None]:
+    async def get_states(self, names: Sequence[StateName], bytes_max: int) -> list[StateDocument | None]:
         """As many documents, from the first, as `bytes_max` holds; None for those that do not exist."""
         return await _map_errors(self._store.get_states(names, bytes_max))
 
     async def set_state(
-        self, name: StateName, document: bytes, version: int | None, answer: AnswerOf[State] = None
-    ) -> State:
+        self, name: StateName, document: bytes, version: int | None, answer: AnswerOf[StateDocument] = None
+    ) -> StateDocument:
         """The document as written."""
         await self._check_bytes(name.namespace)
         return await _map_errors(self._store.set_state(name, document, version, self._clock.now_us(), answer))

@@ -59,10 +59,10 @@ from memstream_server.engine.requests import (
     Change,
     NewBatch,
     NewObservation,
-    Progress,
+    ProducerProgress,
     Query,
     RecallAnswer,
-    Refusal,
+    RejectedObservation,
 )
 from memstream_server.engine.runtime.ownership import Ownership
 from memstream_server.engine.runtime.registry import Registry
@@ -76,7 +76,7 @@ from memstream_server.ports.models import EmbeddingModel, ModelState, Spent
 if TYPE_CHECKING:
     from memstream_server.core.values import State
     from memstream_server.engine.memory.actor import Actor
-    from memstream_server.engine.recall.answers import Part
+    from memstream_server.engine.recall.answers import PartialAnswer
     from memstream_server.engine.runtime.dependencies import EngineParts
 
 log = structlog.get_logger(__name__)
@@ -339,12 +339,12 @@ class Engine:
         name: str,
         producer: str,
         first_sequence: int,
-        items: Sequence[NewObservation | Refusal],
+        items: Sequence[NewObservation | RejectedObservation],
         level: AckLevel,
         request_id: str = "",
         digest: bytes = b"",
         related: int = 0,
-    ) -> Progress:
+    ) -> ProducerProgress:
         """Observe one batch up to the requested level; see NewBatch and batch_calls.py."""
         batch = NewBatch(producer, first_sequence, items, level, request_id, digest, related)
         async with self._registry.use(namespace, name) as actor:
@@ -359,7 +359,7 @@ class Engine:
             self._reinforcement.queue_answer(part.actor, query, answer)
         return answer
 
-    async def rank(self, namespace: str, name: str, query: Query, shared: Shared | None = None) -> Part:
+    async def rank(self, namespace: str, name: str, query: Query, shared: Shared | None = None) -> PartialAnswer:
         """What a memory says to a query, and the receipt of it that the query asks for."""
         if query.as_of is not None:
             return await self._rank_past(namespace, name, query, query.as_of, shared)
@@ -368,7 +368,9 @@ class Engine:
             part = await (self.recall_receipts.rank_and_keep(actor, query, rank) if query.receipt else rank())
             return dataclasses.replace(part, actor=actor)
 
-    async def _rank_past(self, namespace: str, name: str, query: Query, as_of: AsOf, shared: Shared | None) -> Part:
+    async def _rank_past(
+        self, namespace: str, name: str, query: Query, as_of: AsOf, shared: Shared | None
+    ) -> PartialAnswer:
         """Rank the memory as it was; nothing is reinforced."""
         try:
             async with self.past.limit_loads():
@@ -421,7 +423,7 @@ class Engine:
                 await standing.wait_until_due()
                 await again()
 
-    async def _rank_current(self, actor: Actor, query: Query, shared: Shared | None) -> Part:
+    async def _rank_current(self, actor: Actor, query: Query, shared: Shared | None) -> PartialAnswer:
         self._check_current(actor)
         try:
             part = await self._recaller.rank(actor, query, shared)

@@ -9,9 +9,9 @@ from typing import TypeVar
 from memstream_server.ports.journal.errors import (
     AlreadyExists,
     AnswerExists,
-    Conflict,
     JournalError,
     NamespaceFull,
+    StaleWrite,
     StorageFull,
     WriteRefused,
 )
@@ -306,7 +306,7 @@ async def map_write_errors(writing: Awaitable[T]) -> T:
         raise namespace_full(error) from error
     except AnswerExists as error:
         raise answered_error(error) from error
-    except Conflict as error:
+    except StaleWrite as error:
         raise MemoryDeleted("the memory was deleted") from error
     except JournalError as error:
         raise write_error(error) from error

@@ -36,12 +36,12 @@ from memstream_server.engine.memory.known_fragments import KnownFragments, read_
 from memstream_server.engine.memory.receipts import fragment_of
 from memstream_server.engine.memory.superseding import raise_if_refused
 from memstream_server.engine.quotas import check_bytes
-from memstream_server.engine.requests import Changed, NewObservation, Once, Put, fragment_etag
+from memstream_server.engine.requests import ChangeCount, NewObservation, Once, Put, fragment_etag
 from memstream_server.engine.runtime.turns import pause_if_due, run_in_slices
 from memstream_server.ports.conversation_records import JointWrites
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.reading import FragmentQuery, Moment, MomentQuery
-from memstream_server.ports.journal.records import MemoryRecord, Recorded, Version
+from memstream_server.ports.journal.records import FragmentVersion, MemoryRecord, Recorded
 from memstream_server.ports.journal.writing import Outcome
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ class Fragments:
 
     async def read_history(
         self, namespace: str, name: str, id: str = "", external_id: str = ""
-    ) -> tuple[Fragment, list[Version], int]:
+    ) -> tuple[Fragment, list[FragmentVersion], int]:
         """(fragment, its versions, the latest first, the memory's revision). Raises FragmentNotFound."""
         fragment, _, revision = await self.get(namespace, name, id, external_id)
         record = await self._registry.read_record(namespace, name)
@@ -317,16 +317,16 @@ class Fragments:
             return await lifecycle.restore_version(actor, id, version, etag, *parts, once)
 
     async def forget(
-        self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
-    ) -> Changed:
+        self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[ChangeCount] | None = None
+    ) -> ChangeCount:
         """Forget by ids or filter. Can be undone during the policy's grace period."""
         async with self._registry.use(namespace, name) as actor:
             ids = await self._select_ids(actor, which, forgotten=False)
             return await lifecycle.forget(actor, ids, self._storage, self._runtime, once)
 
     async def restore(
-        self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[Changed] | None = None
-    ) -> Changed:
+        self, namespace: str, name: str, which: Sequence[str] | Filter, once: Once[ChangeCount] | None = None
+    ) -> ChangeCount:
         """Restore by ids, also those that are superseded, or by a filter of forgotten fragments. Raises ModelDown."""
         async with self._registry.use(namespace, name) as actor:
             ids = await self._select_ids(actor, which, forgotten=True)
@@ -336,8 +336,8 @@ class Fragments:
             )
 
     async def supersede(
-        self, namespace: str, name: str, olds: Sequence[str], new: str, once: Once[Changed] | None = None
-    ) -> Changed:
+        self, namespace: str, name: str, olds: Sequence[str], new: str, once: Once[ChangeCount] | None = None
+    ) -> ChangeCount:
         """Mark fragments as superseded by another, all by id or external id. Raises FragmentNotFound, InvalidField."""
         async with self._registry.use(namespace, name) as actor:
             return await lifecycle.supersede(actor, olds, new, self._storage, self._runtime, once)
@@ -348,8 +348,8 @@ class Fragments:
         return which
 
     async def clear(
-        self, namespace: str, name: str, tiers: Sequence[Tier], once: Once[Changed] | None = None
-    ) -> Changed:
+        self, namespace: str, name: str, tiers: Sequence[Tier], once: Once[ChangeCount] | None = None
+    ) -> ChangeCount:
         """Remove the fragments of these tiers permanently; no tiers means all."""
         async with self._registry.use(namespace, name) as actor:
             return await lifecycle.clear(actor, tiers, self._storage, once)

@@ -35,10 +35,10 @@ from memstream_server.engine.memory.decision import Decision, account_of
 from memstream_server.engine.memory.enrich import EnrichedFragment, compares_content, enhances_short_term
 from memstream_server.engine.memory.superseding import cycle_error, unknown_error
 from memstream_server.engine.recall.reinforcement import unpack_vector
-from memstream_server.engine.requests import Changed, Once, fragment_etag
+from memstream_server.engine.requests import ChangeCount, Once, fragment_etag
 from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.ports.journal.reading import FragmentQuery
-from memstream_server.ports.journal.records import MemoryRecord, Version
+from memstream_server.ports.journal.records import FragmentVersion, MemoryRecord
 from memstream_server.ports.models import ModelRefused, ModelUnavailable
 
 if TYPE_CHECKING:
@@ -188,8 +188,8 @@ async def _enrich_change(
 
 
 async def forget(
-    actor: Actor, ids: Sequence[str], storage: Storage, runtime: Runtime, once: Once[Changed] | None = None
-) -> Changed:
+    actor: Actor, ids: Sequence[str], storage: Storage, runtime: Runtime, once: Once[ChangeCount] | None = None
+) -> ChangeCount:
     """Remove fragments from recall; can be undone during the policy's grace period. Skips unknown and forgotten ids."""
 
     async def decide(now: Actor, part: Sequence[str]) -> Transition:
@@ -206,10 +206,10 @@ async def restore(
     storage: Storage,
     models: EngineModels,
     runtime: Runtime,
-    once: Once[Changed] | None = None,
+    once: Once[ChangeCount] | None = None,
     *,
     only_forgotten: bool = False,
-) -> Changed:
+) -> ChangeCount:
     """Bring forgotten fragments back, and make superseded ones current unless they are `only_forgotten`. Skips other
     ids, and those that have expired. Raises ModelDown.
     """
@@ -231,11 +231,13 @@ async def restore(
     return await _in_batches(actor, ids, (EventType.RESTORED, EventType.SUPERSESSION_UNDONE), storage, once, decide)
 
 
-async def clear(actor: Actor, tiers: Sequence[Tier], storage: Storage, once: Once[Changed] | None = None) -> Changed:
+async def clear(
+    actor: Actor, tiers: Sequence[Tier], storage: Storage, once: Once[ChangeCount] | None = None
+) -> ChangeCount:
     """Remove all fragments of these tiers permanently, including forgotten ones, in one commit. No tiers means all."""
     wanted = frozenset(tiers or Tier)
 
-    async def decide(now: Actor) -> tuple[Decision | None, Callable[[int], Changed]]:
+    async def decide(now: Actor) -> tuple[Decision | None, Callable[[int], ChangeCount]]:
         columns, held = now.working.columns, now.working.held_ids()
         outside = [
             Fragment(id=id_, content="", tier=tier)
@@ -243,7 +245,7 @@ async def clear(actor: Actor, tiers: Sequence[Tier], storage: Storage, once: Onc
             if id_ not in held and (tier := columns.tier_of(id_)) is not None
         ]
         transition = lifecycle.clear_tiers(now.working.state, outside, wanted)
-        return _decision_of(transition), lambda revision: Changed(len(transition.removed), revision)
+        return _decision_of(transition), lambda revision: ChangeCount(len(transition.removed), revision)
 
     return await run_decision(actor, once, storage, decide)
 
@@ -275,14 +277,14 @@ async def _in_batches(
     ids: Sequence[str],
     counted: Collection[EventType],
     storage: Storage,
-    once: Once[Changed] | None,
+    once: Once[ChangeCount] | None,
     decide: Callable[[Actor, Sequence[str]], Awaitable[Transition]],
-) -> Changed:
+) -> ChangeCount:
     """Run the decisions of a request; the last one commits the answer. Counts the fragments with an event of the types
     `counted`.
     """
     parts = _split_ids(ids)
-    changed = Changed(0, actor.revision)
+    changed = ChangeCount(0, actor.revision)
     for number, part in enumerate(parts, 1):
         step = _count_events(part, counted, changed.count, decide)
         changed = await run_decision(actor, once if number == len(parts) else None, storage, step)
@@ -294,11 +296,11 @@ def _count_events(
     counted: Collection[EventType],
     before: int,
     decide: Callable[[Actor, Sequence[str]], Awaitable[Transition]],
-) -> Deciding[Changed]:
-    async def decide_part(now: Actor) -> tuple[Decision | None, Callable[[int], Changed]]:
+) -> Deciding[ChangeCount]:
+    async def decide_part(now: Actor) -> tuple[Decision | None, Callable[[int], ChangeCount]]:
         transition = await decide(now, part)
         count = before + len({event.fragment for event in transition.events if event.type in counted})
-        return _decision_of(transition), lambda revision: Changed(count, revision)
+        return _decision_of(transition), lambda revision: ChangeCount(count, revision)
 
     return decide_part
 
@@ -378,15 +380,15 @@ async def supersede(
     new: str,
     storage: Storage,
     runtime: Runtime,
-    once: Once[Changed] | None = None,
-) -> Changed:
+    once: Once[ChangeCount] | None = None,
+) -> ChangeCount:
     """Mark the fragments `olds` as superseded by `new`; all are ids or external ids.
 
     Raises FragmentNotFound for one that is not in the memory, InvalidField for one that `new` is an older state of.
     Then nothing has changed.
     """
 
-    async def decide(now: Actor) -> tuple[Decision | None, Callable[[int], Changed]]:
+    async def decide(now: Actor) -> tuple[Decision | None, Callable[[int], ChangeCount]]:
         working, now_us = now.working, runtime.clock.now_us()
         ids = {key: working.find_id(key) for key in (*olds, new)}
         there = await _read_unexpired(now, list(ids.values()), storage, now_us)
@@ -402,10 +404,10 @@ async def supersede(
             key = next(key for key in olds if ids[key] == error.older)
             raise cycle_error(key, "newer_id") from error
         if not ends:
-            return None, lambda revision: Changed(0, revision)
+            return None, lambda revision: ChangeCount(0, revision)
         last = {one.id: one for one in await read_fragments(now, ends, storage)}
         step = supersede_fragments(working.state, [last[id_] for id_ in ends], newer, now_us)
-        return Decision(transition=step), lambda revision: Changed(len(ends), revision)
+        return Decision(transition=step), lambda revision: ChangeCount(len(ends), revision)
 
     return await run_decision(actor, once, storage, decide)
 
@@ -448,14 +450,16 @@ async def restore_version(
     return await run_decision(actor, once, storage, decide)
 
 
-async def _read_version(actor: Actor, fragment_id: str, replaced: int, storage: Storage) -> Version:
+async def _read_version(actor: Actor, fragment_id: str, replaced: int, storage: Storage) -> FragmentVersion:
     found = await storage.journal.get_versions(actor.uid, {fragment_id: replaced})
     if fragment_id not in found:
         raise FragmentNotFound(f"fragment {fragment_id!r} has no version {replaced}", id=fragment_id)
     return found[fragment_id]
 
 
-async def _enrich_version(actor: Actor, seen: Fragment, version: Version, models: EngineModels) -> EnrichedFragment:
+async def _enrich_version(
+    actor: Actor, seen: Fragment, version: FragmentVersion, models: EngineModels
+) -> EnrichedFragment:
     """Terms and vectors of the version's content; a vector that the client gave is taken from the version."""
     record, space = actor.working.record, actor.working.embedding
     given = unpack_vector(version.vector) if version.fragment.own_vector and version.model == space.name else None

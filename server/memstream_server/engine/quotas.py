@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from memstream_server.engine.errors import NOT_READ, QUOTA_RETRY_S, BacklogFull, JournalUnavailable, QuotaExceeded
-from memstream_server.engine.requests import NewObservation, Refusal
+from memstream_server.engine.requests import NewObservation, RejectedObservation
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import NamespaceBytes
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.working_set import WorkingSet
-    from memstream_server.engine.settings import Limits
+    from memstream_server.engine.settings import EngineLimits
     from memstream_server.ports.journal.port import Journal
 
 
@@ -27,7 +27,7 @@ _RESOURCE_EXHAUSTED = 8
 _WAIT_S = 0.1
 
 
-async def check_bytes(journal: Journal, limits: Limits, namespace: str, *staged: str) -> None:
+async def check_bytes(journal: Journal, limits: EngineLimits, namespace: str, *staged: str) -> None:
     """Raises QuotaExceeded if the namespace may store no more, JournalUnavailable if that cannot be read.
 
     staged: names under which unpublished parts count (`staged_name`).
@@ -36,7 +36,7 @@ async def check_bytes(journal: Journal, limits: Limits, namespace: str, *staged:
         raise full
 
 
-async def find_full(journal: Journal, limits: Limits, namespace: str, *staged: str) -> QuotaExceeded | None:
+async def find_full(journal: Journal, limits: EngineLimits, namespace: str, *staged: str) -> QuotaExceeded | None:
     """The error for a write that stores content; None if it may. Without a quota nothing is read."""
     most = limits.namespace_bytes_max
     if not most:
@@ -46,7 +46,7 @@ async def find_full(journal: Journal, limits: Limits, namespace: str, *staged: s
     return None if used < most else _bytes_error(namespace, "namespace_bytes_max", most, "delete, erase or purge some")
 
 
-async def find_receipts_full(journal: Journal, limits: Limits, namespace: str) -> QuotaExceeded | None:
+async def find_receipts_full(journal: Journal, limits: EngineLimits, namespace: str) -> QuotaExceeded | None:
     """The error for a recall that asks for a receipt; None if one may be kept."""
     most, of_all = limits.namespace_receipts_bytes_max, limits.namespace_bytes_max
     if not (most or of_all):
@@ -77,8 +77,8 @@ def _bytes_error(namespace: str, quota: str, most: int, remedy: str, kind: str =
 
 
 def refuse_excess(
-    items: Sequence[NewObservation | Refusal], working: WorkingSet, waiting: int, most: int
-) -> Sequence[NewObservation | Refusal]:
+    items: Sequence[NewObservation | RejectedObservation], working: WorkingSet, waiting: int, most: int
+) -> Sequence[NewObservation | RejectedObservation]:
     """`items` unchanged, or a new list in which those beyond the quota are refused. `waiting`: received and not yet
     stored.
 
@@ -96,9 +96,11 @@ def refuse_excess(
     return list(_refuse_beyond(items, new, max(0, room), fragments_error(most)))
 
 
-def refuse_all(items: Sequence[NewObservation | Refusal], error: QuotaExceeded) -> list[NewObservation | Refusal]:
+def refuse_all(
+    items: Sequence[NewObservation | RejectedObservation], error: QuotaExceeded
+) -> list[NewObservation | RejectedObservation]:
     """All items refused, updates too: the namespace may store no more."""
-    return [item if isinstance(item, Refusal) else _refuse(item, error) for item in items]
+    return [item if isinstance(item, RejectedObservation) else _refuse(item, error) for item in items]
 
 
 def fragments_error(most: int) -> QuotaExceeded:
@@ -111,11 +113,11 @@ def fragments_error(most: int) -> QuotaExceeded:
     )
 
 
-def _find_additions(items: Sequence[NewObservation | Refusal], working: WorkingSet) -> Iterator[bool]:
+def _find_additions(items: Sequence[NewObservation | RejectedObservation], working: WorkingSet) -> Iterator[bool]:
     """For each item, whether it may become a new fragment."""
     said: set[str] = set()
     for item in items:
-        if isinstance(item, Refusal):
+        if isinstance(item, RejectedObservation):
             yield False
             continue
         key = item.external_id
@@ -124,8 +126,8 @@ def _find_additions(items: Sequence[NewObservation | Refusal], working: WorkingS
 
 
 def _refuse_beyond(
-    items: Sequence[NewObservation | Refusal], new: Sequence[bool], room: int, error: QuotaExceeded
-) -> Iterator[NewObservation | Refusal]:
+    items: Sequence[NewObservation | RejectedObservation], new: Sequence[bool], room: int, error: QuotaExceeded
+) -> Iterator[NewObservation | RejectedObservation]:
     refused: set[str] = set()
     for item, adds in zip(items, new, strict=True):
         # After a refused one, an update of the same external id would become its first fragment.
@@ -138,5 +140,5 @@ def _refuse_beyond(
         yield item
 
 
-def _refuse(item: NewObservation, error: QuotaExceeded) -> Refusal:
-    return Refusal(_RESOURCE_EXHAUSTED, error.reason, error.message, item.digest, error.details)
+def _refuse(item: NewObservation, error: QuotaExceeded) -> RejectedObservation:
+    return RejectedObservation(_RESOURCE_EXHAUSTED, error.reason, error.message, item.digest, error.details)

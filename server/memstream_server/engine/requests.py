@@ -75,7 +75,7 @@ class NewObservation(Struct, frozen=True, gc=False, eq=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RejectedObservation:
     """An item that validation refused; it keeps its number in the batch. `digest` as in NewObservation."""
 
     code: int
@@ -98,7 +98,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProducerProgress:
     """A producer's progress: cumulative levels, and what is new since the last call."""
 
     received: int
@@ -116,7 +116,7 @@ class NewBatch:
 
     producer: str
     first_sequence: int
-    items: Sequence[NewObservation | Refusal]
+    items: Sequence[NewObservation | RejectedObservation]
     level: AckLevel
     request_id: str = ""
     digest: bytes = b""
@@ -156,7 +156,7 @@ class MemoryChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangeCount:
     """How many fragments a call changed, and the revision after it."""
 
     count: int

@@ -11,7 +11,7 @@ _DENSE_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """Bounds of RAM use and batch sizes."""
 
     active_memories_max: int = 1_000

@@ -54,7 +54,7 @@ class StateName:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class StateDocument:
     """A state document: JSON in UTF-8, and the number of its write."""
 
     document: bytes
@@ -209,7 +209,7 @@ ConversationWrite: TypeAlias = (
     | DeleteState
     | AdvanceFeed
 )
-ConversationResult: TypeAlias = Appended | Message | ConversationRecord | State | Removed | int | bool | None
+ConversationResult: TypeAlias = Appended | Message | ConversationRecord | StateDocument | Removed | int | bool | None
 """int: how many messages a deleted conversation had. bool: whether there was a state document."""
 
 
@@ -258,20 +258,22 @@ class SessionStore(ConversationStore, Protocol):
         """Copy all up to message `number`. Raises ConversationExists."""
         ...
 
-    async def get_state(self, name: StateName) -> State: ...
+    async def get_state(self, name: StateName) -> StateDocument: ...
 
-    async def get_states(self, names: Sequence[StateName], bytes_max: int) -> list[State | None]:
+    async def get_states(self, names: Sequence[StateName], bytes_max: int) -> list[StateDocument | None]:
         """Of one snapshot; None for those that do not exist. As many, from the first, as `bytes_max` holds, but one in
         any case."""
         ...
 
     async def set_state(
-        self, name: StateName, document: bytes, version: int | None, now_us: int, answer: AnswerOf[State] = None
-    ) -> State:
+        self, name: StateName, document: bytes, version: int | None, now_us: int, answer: AnswerOf[StateDocument] = None
+    ) -> StateDocument:
         """`version`: that of the document to replace, 0 for none; None: any. Raises StateDiffers."""
         ...
 
-    async def list_states(self, namespace: str, after: tuple[str, str], limit: int) -> list[tuple[StateName, State]]:
+    async def list_states(
+        self, namespace: str, after: tuple[str, str], limit: int
+    ) -> list[tuple[StateName, StateDocument]]:
         """Those of apps and users with (scope, name) above `after`, in that order."""
         ...
 

@@ -31,7 +31,7 @@ UNFINISHED = (OperationState.QUEUED, OperationState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class OperationFailure:
     """Why an operation failed, for clients."""
 
     code: int
@@ -64,7 +64,7 @@ class Operation:
     create_time_us: int = 0
     end_time_us: int = 0
     """0 until it has ended."""
-    error: Failure | None = None
+    error: OperationFailure | None = None
     cancel_asked: bool = False
     process: int | None = None
     """The process that runs it, on a shared database; None if there is none."""

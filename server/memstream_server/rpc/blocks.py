@@ -22,7 +22,7 @@ from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import WatcherStalled
 from memstream_server.rpc.idempotency import IdempotentCall, idempotent_call, respond_once
-from memstream_server.rpc.limits import Limits, encode_fitting
+from memstream_server.rpc.limits import RequestLimits, encode_fitting
 from memstream_server.rpc.slow_consumer import end_if_stalled, follow_changes, read_progress_s
 from memstream_server.rpc.validation import Violations, check_bounds, check_identifier, check_name, memory_name
 from memstream_server.rpc.wire import scalars
@@ -42,7 +42,7 @@ _ETAG_CHARS_MAX = 10
 class BlockService:
     """The servicer. Stored answers have no text."""
 
-    def __init__(self, engine: Engine, limits: Limits, drain: Drain) -> None:
+    def __init__(self, engine: Engine, limits: RequestLimits, drain: Drain) -> None:
         self._engine = engine
         self._limits = limits
         self._drain = drain

@@ -12,7 +12,7 @@ from memstream.v1 import context_service_pb2 as pb
 from memstream.v1 import stream_service_pb2
 from memstream_server.core.budget import estimated_tokens
 from memstream_server.core.context.position import pack_position, unpack_position
-from memstream_server.core.context.values import NO_BOUNDS, Bounds, Omission, Part, Position
+from memstream_server.core.context.values import NO_BOUNDS, Bounds, ContextPart, Omission, Position
 from memstream_server.engine.context import TOKENIZERS, ContextAnswer, ContextRequest, Contexts, Tokenizers
 from memstream_server.engine.errors import MemoryNotFound
 from memstream_server.engine.runtime.call_context import PRINCIPAL
@@ -21,8 +21,8 @@ from memstream_server.ports.conversations import ConversationName
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.access.caller import Verb, caller_may
 from memstream_server.rpc.calls import wait_limit_s
-from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.scopes import ScopeDenied, ScopedQuery
+from memstream_server.rpc.limits import RequestLimits
+from memstream_server.rpc.scopes import ScopedCall, ScopeDenied
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import observations, scalars
 
@@ -44,7 +44,7 @@ class ContextService:
         self,
         engine: Engine,
         contexts: Contexts,
-        limits: Limits,
+        limits: RequestLimits,
         forwarding: Forwarding | None,
         tokenizers: Tokenizers = TOKENIZERS,
     ) -> None:
@@ -60,7 +60,7 @@ class ContextService:
         if request.scopes:
             session = "" if read.conversation is None else read.conversation.name
             query = _make_query(request)
-            scoped = ScopedQuery(self._engine, self._forwarding, self._limits, query, session, context, prefix="")
+            scoped = ScopedCall(self._engine, self._forwarding, self._limits, query, session, context, prefix="")
         time_s = request.timeout.ToMicroseconds() / 1e6 if request.HasField("timeout") else _TIMEOUT_DEFAULT_S
         if (remaining_s := context.time_remaining()) is not None:
             time_s = min(time_s, wait_limit_s(remaining_s))
@@ -145,7 +145,7 @@ def _refuse(what: str) -> ScopeDenied:
     return ScopeDenied(f"{PRINCIPAL.get()[:200]!a} does not have the right read for {what[:300]!a}")
 
 
-def _read_path(found: Violations, field: str, path: str, limits: Limits) -> tuple[str, str]:
+def _read_path(found: Violations, field: str, path: str, limits: RequestLimits) -> tuple[str, str]:
     namespace, slash, name = path.partition("/")
     if not slash:
         found.add(field, f"is {check.quote_text(path)}: a path is namespace/name")
@@ -219,7 +219,7 @@ def _write_answer(answer: ContextAnswer) -> pb.ContextResponse:
     )
 
 
-def _write_part(part: Part) -> pb.ContextPart:
+def _write_part(part: ContextPart) -> pb.ContextPart:
     return pb.ContextPart(
         kind=pb.ContextPartKind.ValueType(part.kind),
         memory=part.memory,

@@ -23,7 +23,7 @@ from memstream_server.ports.conversation_records import (
     RemoveMessages,
     ReplaceMessage,
     SetState,
-    State,
+    StateDocument,
     StateName,
     UpdateConversation,
 )
@@ -162,7 +162,7 @@ class SessionService(MessageService):
         most = self._limits.page_bytes_max
         states = await self._conversations.get_states(names, most)
 
-        def add(page: pb.GetStatesResponse, row: tuple[StateName, State | None]) -> None:
+        def add(page: pb.GetStatesResponse, row: tuple[StateName, StateDocument | None]) -> None:
             name, state = row
             if state is not None:
                 page.states.append(wire.state_message(name, state, document=True))
@@ -316,7 +316,7 @@ def _updated_response(done: ConversationRecord) -> pb.UpdateConversationResponse
     return pb.UpdateConversationResponse(conversation=wire.conversation_message(done))
 
 
-def _state_response(name: StateName, done: State) -> pb.SetStateResponse:
+def _state_response(name: StateName, done: StateDocument) -> pb.SetStateResponse:
     return pb.SetStateResponse(state=wire.state_message(name, done, document=False))
 
 
@@ -340,7 +340,7 @@ def _result_message(write: ConversationWrite, done: ConversationResult) -> pb.Tr
             return pb.TransactionResult(append_messages=appended_response(done))
         case ReplaceMessage(), Message():
             return pb.TransactionResult(replace_message=replaced_response(write.conversation, done))
-        case SetState(), State():
+        case SetState(), StateDocument():
             return pb.TransactionResult(set_state=_state_response(write.name, done))
         case UpdateConversation(), ConversationRecord():
             return pb.TransactionResult(update_conversation=_updated_response(done))

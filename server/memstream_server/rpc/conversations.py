@@ -24,7 +24,7 @@ from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.conversation_records import SessionService
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import WatcherStalled
-from memstream_server.rpc.limits import ENTRIES_PER_SLICE, Limits, encode_fitting
+from memstream_server.rpc.limits import ENTRIES_PER_SLICE, RequestLimits, encode_fitting
 from memstream_server.rpc.messages import start_after
 from memstream_server.rpc.slow_consumer import end_if_stalled, follow_changes, read_progress_s
 from memstream_server.rpc.validation import Violations
@@ -41,7 +41,7 @@ R = TypeVar("R", bound=WireMessage)
 class ConversationService(SessionService):
     """The servicer."""
 
-    def __init__(self, conversations: Conversations, limits: Limits, drain: Drain) -> None:
+    def __init__(self, conversations: Conversations, limits: RequestLimits, drain: Drain) -> None:
         super().__init__(conversations, limits)
         self._drain = drain
 

@@ -18,7 +18,7 @@ from memstream_server.log_lines import site_of
 from memstream_server.ports.journal.errors import OutcomeUnknown, WriteRefused
 from memstream_server.ports.journal.writing import Rejection
 from memstream_server.ports.models import ModelError
-from memstream_server.ports.operations import Failure
+from memstream_server.ports.operations import OperationFailure
 
 log = structlog.get_logger(__name__)
 
@@ -104,13 +104,13 @@ def status_of(error: EngineError) -> status_pb2.Status:
     )
 
 
-def status_of_rejection(refused: Rejection | Failure) -> status_pb2.Status:
+def status_of_rejection(refused: Rejection | OperationFailure) -> status_pb2.Status:
     """The status of a rejected item, or of the error that ended an operation.
 
     Its field violations are parsed from its message.
     """
     violations = violations_in(refused.message) if refused.reason == "INVALID_FIELD" else ()
-    retry_s = refused.retry_after_s if isinstance(refused, Failure) else None
+    retry_s = refused.retry_after_s if isinstance(refused, OperationFailure) else None
     code = _BY_NUMBER.get(refused.code, _Code.UNKNOWN)
     return _make_status(code, refused.reason, refused.message, refused.details, violations, retry_s)
 
@@ -137,7 +137,7 @@ def status_of_any(error: BaseException) -> status_pb2.Status:
     return _make_status(_Code.INTERNAL, "INTERNAL", text, {"incident": incident}, (), None)
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: Exception) -> OperationFailure:
     """The stored failure of an operation."""
     status = status_of_any(error)
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
@@ -146,7 +146,7 @@ def failure_of(error: Exception) -> Failure:
         waits = detail.Unpack(retry) or waits
         detail.Unpack(info)
     retry_s = retry.retry_delay.ToMilliseconds() / 1_000 if waits else None
-    return Failure(status.code, info.reason, status.message, dict(info.metadata), retry_s)
+    return OperationFailure(status.code, info.reason, status.message, dict(info.metadata), retry_s)
 
 
 async def abort_call(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> Never:

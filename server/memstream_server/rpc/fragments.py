@@ -12,13 +12,13 @@ from memstream_server.core.filters import Filter, Listing, Order, Unmatched
 from memstream_server.core.policy import Truth
 from memstream_server.core.values import Fragment
 from memstream_server.engine.lifecycle import FragmentChange
-from memstream_server.engine.requests import Changed, NewObservation, Put
+from memstream_server.engine.requests import ChangeCount, NewObservation, Put
 from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.errors import PageTokenInvalid
 from memstream_server.rpc.idempotency import commit_with_answer, idempotent_call, respond_once
-from memstream_server.rpc.limits import ENTRIES_PER_SLICE, Limits, encode_fitting
+from memstream_server.rpc.limits import ENTRIES_PER_SLICE, RequestLimits, encode_fitting
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name, quote_text
 from memstream_server.rpc.wire import observations, scalars
 from memstream_server.rpc.wire.filters import read_filter
@@ -59,7 +59,7 @@ _VALIDITY: tuple[Literal["valid_from", "valid_until"], ...] = ("valid_from", "va
 class FragmentMethods:
     """The handlers."""
 
-    def __init__(self, engine: Engine, limits: Limits) -> None:
+    def __init__(self, engine: Engine, limits: RequestLimits) -> None:
         self._engine = engine
         self._limits = limits
 
@@ -240,7 +240,7 @@ class FragmentMethods:
         async def forget() -> pb.ForgetFragmentsResponse:
             unmatched = await self._engine.fragments.check_selection(namespace, name, which, forgotten=False)
 
-            def respond(changed: Changed) -> pb.ForgetFragmentsResponse:
+            def respond(changed: ChangeCount) -> pb.ForgetFragmentsResponse:
                 return _forget_response(changed, unmatched)
 
             return respond(
@@ -258,7 +258,7 @@ class FragmentMethods:
         async def restore() -> pb.RestoreFragmentsResponse:
             unmatched = await self._engine.fragments.check_selection(namespace, name, which, forgotten=True)
 
-            def respond(changed: Changed) -> pb.RestoreFragmentsResponse:
+            def respond(changed: ChangeCount) -> pb.RestoreFragmentsResponse:
                 return _restore_response(changed, unmatched)
 
             return respond(
@@ -342,7 +342,7 @@ class FragmentMethods:
         return namespace, name, list(request.ids) or chosen
 
 
-def _read_change(found: Violations, request: pb.UpdateFragmentRequest, limits: Limits) -> FragmentChange:
+def _read_change(found: Violations, request: pb.UpdateFragmentRequest, limits: RequestLimits) -> FragmentChange:
     """The masked fields of the message; a masked time that is not set is removed."""
     message, paths = request.fragment, set(request.update_mask.paths)
     validation.fragment_id(found, "fragment.id", message.id)
@@ -392,7 +392,7 @@ def _check_mask(found: Violations, paths: Iterable[str]) -> None:
 
 
 def read_put(
-    found: Violations, request: pb.PutFragmentRequest, limits: Limits, dimension: int
+    found: Violations, request: pb.PutFragmentRequest, limits: RequestLimits, dimension: int
 ) -> tuple[NewObservation, str | None]:
     """(observation, etag as of `Fragments.put`)."""
     new = observations.read_observation(found, request.observation, b"", "", limits, dimension, prefix="observation.")
@@ -419,19 +419,19 @@ def _restored_response(result: tuple[Fragment, int]) -> pb.RestoreFragmentVersio
     return pb.RestoreFragmentVersionResponse(fragment=fragment_message(fragment), revision=revision)
 
 
-def _forget_response(changed: Changed, unmatched: Iterable[Unmatched]) -> pb.ForgetFragmentsResponse:
+def _forget_response(changed: ChangeCount, unmatched: Iterable[Unmatched]) -> pb.ForgetFragmentsResponse:
     return pb.ForgetFragmentsResponse(
         forgotten=changed.count, revision=changed.revision, unmatched=map(unmatched_message, unmatched)
     )
 
 
-def _restore_response(changed: Changed, unmatched: Iterable[Unmatched]) -> pb.RestoreFragmentsResponse:
+def _restore_response(changed: ChangeCount, unmatched: Iterable[Unmatched]) -> pb.RestoreFragmentsResponse:
     return pb.RestoreFragmentsResponse(
         restored=changed.count, revision=changed.revision, unmatched=map(unmatched_message, unmatched)
     )
 
 
-def _supersede_response(changed: Changed) -> pb.SupersedeFragmentsResponse:
+def _supersede_response(changed: ChangeCount) -> pb.SupersedeFragmentsResponse:
     return pb.SupersedeFragmentsResponse(superseded=changed.count, revision=changed.revision)
 
 

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from memstream.v1 import server_service_pb2 as pb
 from memstream_server.ports.models import ModelState, ModelStatus
 from memstream_server.rpc.access.caller import Verb, caller_may
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.wire.scalars import duration_message, timestamp_message
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ServerService:
     def __init__(
         self,
         engine: Engine,
-        limits: Limits,
+        limits: RequestLimits,
         metrics: Metrics | None = None,
         settings: Settings | None = None,
         clients: Clients | None = None,

@@ -25,7 +25,7 @@ ENTRIES_PER_SLICE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """Bounds of requests and streams; bytes are of UTF-8 or of the serialised message."""
 
     content_bytes_max: int = 65_536
@@ -74,7 +74,7 @@ class Limits:
         return self.message_bytes_max + _OVERSIZE_BYTES
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Limits:
+    def from_settings(cls, settings: Settings) -> RequestLimits:
         """The limits of a server's settings."""
         return cls(
             content_bytes_max=settings.content_max_bytes,

@@ -16,7 +16,7 @@ from memstream_server.engine.operations.transfer.check_lines import Summary
 from memstream_server.engine.operations.transfer.export_memory import Wanted
 from memstream_server.engine.operations.transfer.import_memory import Target
 from memstream_server.engine.operations.transfer.upload import Upload, open_in_thread
-from memstream_server.engine.requests import Changed, MemoryChange, NewMemory, memory_etag
+from memstream_server.engine.requests import ChangeCount, MemoryChange, NewMemory, memory_etag
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.rpc import page_tokens, validation
@@ -40,7 +40,7 @@ from memstream_server.rpc.wire.operations import operation_message
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
     from memstream_server.engine.requests import AnswerOf
-    from memstream_server.rpc.limits import Limits
+    from memstream_server.rpc.limits import RequestLimits
 
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -53,7 +53,7 @@ INTAKES_MAX = 4
 class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQueryMethods, FragmentMethods):
     """The handlers; rpc/registration.py refuses rpcs that are missing."""
 
-    def __init__(self, engine: Engine, limits: Limits) -> None:
+    def __init__(self, engine: Engine, limits: RequestLimits) -> None:
         super().__init__(engine, limits)
         self._intakes = 0
 
@@ -362,7 +362,7 @@ def _clone_response(record: MemoryRecord) -> pb.CloneMemoryResponse:
     return pb.CloneMemoryResponse(memory=policies.memory_message(record))
 
 
-def _clear_response(changed: Changed) -> pb.ClearMemoryResponse:
+def _clear_response(changed: ChangeCount) -> pb.ClearMemoryResponse:
     return pb.ClearMemoryResponse(cleared=changed.count, revision=changed.revision)
 
 

@@ -20,7 +20,7 @@ from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import Verb, caller_may
 from memstream_server.rpc.errors import PageTokenInvalid
 from memstream_server.rpc.idempotency import commit_with_answer, idempotent_call, respond_once
-from memstream_server.rpc.limits import Limits, encode_fitting
+from memstream_server.rpc.limits import RequestLimits, encode_fitting
 from memstream_server.rpc.validation import Violations, check_identifier, invalid_field, memory_name
 from memstream_server.rpc.wire import queries
 from memstream_server.rpc.wire.fragments import DECISIONS, conflict_message
@@ -41,7 +41,7 @@ class ConflictMethods:
     """The handlers."""
 
     _engine: Engine
-    _limits: Limits
+    _limits: RequestLimits
 
     async def list_conflicts(self, request: pb.ListConflictsRequest, _context: _Context) -> bytes:
         """A serialised ListConflictsResponse."""
@@ -112,7 +112,7 @@ class ReceiptMethods:
     """The handlers."""
 
     _engine: Engine
-    _limits: Limits
+    _limits: RequestLimits
 
     async def list_recall_receipts(self, request: pb.ListRecallReceiptsRequest, _context: _Context) -> bytes:
         """A serialised ListRecallReceiptsResponse."""
@@ -162,7 +162,7 @@ class SessionMethods:
     """The handler."""
 
     _engine: Engine
-    _limits: Limits
+    _limits: RequestLimits
 
     async def list_sessions(self, request: pb.ListSessionsRequest, _context: _Context) -> bytes:
         """A serialised ListSessionsResponse."""
@@ -208,7 +208,7 @@ class StandingQueryMethods:
     """The handler."""
 
     _engine: Engine
-    _limits: Limits
+    _limits: RequestLimits
 
     async def list_standing_queries(self, request: pb.ListStandingQueriesRequest, _context: _Context) -> bytes:
         """A serialised ListStandingQueriesResponse."""

@@ -24,7 +24,7 @@ from memstream_server.ports.conversations import (
 )
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.idempotency import IdempotentCall, idempotent_call, respond_once
-from memstream_server.rpc.limits import Limits, encode_fitting
+from memstream_server.rpc.limits import RequestLimits, encode_fitting
 from memstream_server.rpc.validation import Violations, check_identifier
 from memstream_server.rpc.wire import conversations as wire
 from memstream_server.rpc.wire.scalars import time_us, timestamp_message
@@ -40,7 +40,7 @@ R = TypeVar("R", bound=WireMessage)
 class MessageService:
     """What ConversationService does with messages. Stored answers and those of a list have bounded bytes."""
 
-    def __init__(self, conversations: Conversations, limits: Limits) -> None:
+    def __init__(self, conversations: Conversations, limits: RequestLimits) -> None:
         self._conversations = conversations
         self._limits = limits
 

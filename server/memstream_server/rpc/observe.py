@@ -28,12 +28,18 @@ from memstream_server.engine.errors import (
     QuotaExceeded,
     WindowExceeded,
 )
-from memstream_server.engine.requests import RELATED_MAX, AckLevel, NewObservation, Progress, Refusal
+from memstream_server.engine.requests import (
+    RELATED_MAX,
+    AckLevel,
+    NewObservation,
+    ProducerProgress,
+    RejectedObservation,
+)
 from memstream_server.ports.journal.writing import Outcome
 from memstream_server.rpc.calls import AFTER_CLOSE_S
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import RETRY_S
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.validation import (
     Violations,
     check_bounds,
@@ -71,7 +77,7 @@ class ObserveOpening:
     """
 
 
-def read_open(message: pb.ObserveRequest, limits: Limits) -> ObserveOpening:
+def read_open(message: pb.ObserveRequest, limits: RequestLimits) -> ObserveOpening:
     """Validates the first message of a stream. Raises ProtocolViolation, InvalidField."""
     if message.WhichOneof("message") != "open":
         raise ProtocolViolation("the first message of an Observe stream must be `open`")
@@ -102,7 +108,7 @@ def _read_known_sequence(found: Violations, known: int) -> int:
     return not_negative(found, "open.known_sequence", known)
 
 
-def check_numbers(first: int, count: int, limits: Limits, prefix: str = "") -> None:
+def check_numbers(first: int, count: int, limits: RequestLimits, prefix: str = "") -> None:
     """Validates a batch's size and numbers. Raises InvalidField."""
     if count == 0:
         raise invalid_field(f"{prefix}observations", "is empty")
@@ -130,7 +136,7 @@ class ObserveStream:
         self,
         session: ObserveSession,
         opening: ObserveOpening,
-        limits: Limits,
+        limits: RequestLimits,
         drain: Drain,
         dimension: int,
         writing: WriteStatus,
@@ -260,7 +266,7 @@ class ObserveStream:
                 )
 
     def _submit_batch(
-        self, first: int, items: Sequence[NewObservation | Refusal], full: QuotaExceeded | None
+        self, first: int, items: Sequence[NewObservation | RejectedObservation], full: QuotaExceeded | None
     ) -> asyncio.Future[None] | BacklogFull:
         """Submits the batch to the engine."""
         try:
@@ -272,7 +278,7 @@ class ObserveStream:
         self,
         backlog: BacklogFull,
         first: int,
-        items: Sequence[NewObservation | Refusal],
+        items: Sequence[NewObservation | RejectedObservation],
         full: QuotaExceeded | None,
     ) -> asyncio.Future[None]:
         """Retries while the backlog is full, for a limited time, and throttles the client."""
@@ -307,7 +313,7 @@ class ObserveStream:
             return error
         return None
 
-    def _merge_progress(self, progress: Progress) -> None:
+    def _merge_progress(self, progress: ProducerProgress) -> None:
         before = self._received, self._stored, self._indexed
         self._received = max(self._received, progress.received)
         if progress.stored >= self._stored:

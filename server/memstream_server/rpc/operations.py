@@ -12,7 +12,7 @@ from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import list_readable
 from memstream_server.rpc.idempotency import idempotent_call, respond_once
-from memstream_server.rpc.limits import Limits, encode_fitting
+from memstream_server.rpc.limits import RequestLimits, encode_fitting
 from memstream_server.rpc.validation import Violations, check_identifier
 from memstream_server.rpc.wire.operations import operation_message
 
@@ -25,7 +25,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class OperationService:
     """The servicer."""
 
-    def __init__(self, engine: Engine, limits: Limits) -> None:
+    def __init__(self, engine: Engine, limits: RequestLimits) -> None:
         self._engine = engine
         self._limits = limits
 

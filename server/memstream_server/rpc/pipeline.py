@@ -41,7 +41,7 @@ from memstream_server.rpc.calls import (
 )
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import RoutingMismatch, abort_call, status_of_any
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.request_reader import RequestReader, Requests
 
 if TYPE_CHECKING:
@@ -92,7 +92,12 @@ class Pipeline(grpc.aio.ServerInterceptor):
     """Wraps every handler of the server. Health and reflection are neither limited nor measured."""
 
     def __init__(
-        self, drain: Drain, limits: Limits, gate: Gate, metrics: Metrics | None = None, tracing: Tracing | None = None
+        self,
+        drain: Drain,
+        limits: RequestLimits,
+        gate: Gate,
+        metrics: Metrics | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.reader = RequestReader(limits)
         self._drain = drain

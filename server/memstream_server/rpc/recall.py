@@ -43,9 +43,9 @@ from memstream_server.rpc.access.caller import Verb, caller_may, recheck_caller
 from memstream_server.rpc.calls import AFTER_CLOSE_S, is_task_cancelled, wait_limit_s
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import PermissionDenied, Unauthenticated, status_of_any
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.memory_records import listed_query
-from memstream_server.rpc.scopes import ScopeDenied, ScopedQuery
+from memstream_server.rpc.scopes import ScopedCall, ScopeDenied
 from memstream_server.rpc.validation import Violations, check_identifier, invalid_field, memory_name
 from memstream_server.rpc.wire import queries
 
@@ -69,7 +69,7 @@ class RecallOpening:
     done_in_recollections: bool
 
 
-def read_open(message: pb.RecallRequest, limits: Limits) -> RecallOpening:
+def read_open(message: pb.RecallRequest, limits: RequestLimits) -> RecallOpening:
     """Validates the first message of a stream. Raises ProtocolViolation, InvalidField."""
     if message.WhichOneof("message") != "open":
         raise ProtocolViolation("the first message of a Recall stream must be `open`")
@@ -90,7 +90,7 @@ class RecallStream:
         self,
         engine: Engine,
         opening: RecallOpening,
-        limits: Limits,
+        limits: RequestLimits,
         drain: Drain,
         context: grpc.aio.ServicerContext[Any, Any],
         forwarding: Forwarding | None,
@@ -224,7 +224,7 @@ class RecallStream:
         query = self._read_query(message)
         return partial(self._follow_changes if message.subscribe else self._answer_once, message, query)
 
-    def _read_query(self, message: pb.RecallQuery) -> Query | ScopedQuery:
+    def _read_query(self, message: pb.RecallQuery) -> Query | ScopedCall:
         opening, limits = self._opening, self._limits
         if not message.scopes and opening.memory:
             if message.count_words:
@@ -235,7 +235,7 @@ class RecallStream:
         if not message.scopes:
             found.add("query.scopes", "is required: the stream names no memory")
         found.check()
-        return ScopedQuery(self._engine, self._forwarding, limits, message, opening.session, self._context)
+        return ScopedCall(self._engine, self._forwarding, limits, message, opening.session, self._context)
 
     def _check_new_query(self, query_id: str) -> EngineError | None:
         """The reason why a query with this id cannot start."""
@@ -290,9 +290,9 @@ class RecallStream:
             answer = pb.ContextAnswer(query_id=asked.query_id, response=response)
             await self._write_message(pb.RecallResponse(context=answer), asked.query_id)
 
-    async def _answer_once(self, message: pb.RecallQuery, query: Query | ScopedQuery) -> None:
+    async def _answer_once(self, message: pb.RecallQuery, query: Query | ScopedCall) -> None:
         timeout_s = query_timeout_s(message)
-        if isinstance(query, ScopedQuery):
+        if isinstance(query, ScopedCall):
             answer = await recall_scopes(query, timeout_s, self._time_remaining())
         else:
             query = _with_time(query, timeout_s, self._time_remaining())
@@ -309,11 +309,11 @@ class RecallStream:
         if inside is None and self._is_wanted(message.query_id):
             await self._write_message(pb.RecallResponse(done=done), message.query_id)
 
-    async def _follow_changes(self, message: pb.RecallQuery, query: Query | ScopedQuery) -> None:
+    async def _follow_changes(self, message: pb.RecallQuery, query: Query | ScopedCall) -> None:
         inside, budgeted = self._opening.done_in_recollections, message.token_budget > 0
         timeout_s = query_timeout_s(message)
         listed = listed_query(message, self._opening.session)
-        if isinstance(query, ScopedQuery):
+        if isinstance(query, ScopedCall):
             changes = self._engine.scopes.follow(query, recheck_caller, listed)
         else:
             query = _with_time(query, timeout_s, None)
@@ -345,7 +345,7 @@ class RecallStream:
         self._end_stream(self._drain.shutdown_error())
 
 
-def read_query(message: pb.RecallQuery, namespace: str, session: str, limits: Limits, dimension: int) -> Query:
+def read_query(message: pb.RecallQuery, namespace: str, session: str, limits: RequestLimits, dimension: int) -> Query:
     """A validated query of the caller. Raises InvalidField, PermissionDenied.
 
     A caller that may not observe changes nothing: its query reinforces nothing and echoes in no session.
@@ -405,7 +405,7 @@ def check_unnamed(found: Violations, namespace: str, memory: str, prefix: str = 
             found.add(f"{prefix}{name}", "is given with query.scopes, which name the memories")
 
 
-async def recall_scopes(scoped: ScopedQuery, timeout_s: float | None, time_remaining_s: float | None) -> RecallAnswer:
+async def recall_scopes(scoped: ScopedCall, timeout_s: float | None, time_remaining_s: float | None) -> RecallAnswer:
     """Answers a query with scopes within its own timeout and the call's."""
     times_s = [each for each in (timeout_s, time_remaining_s) if each is not None]
 
@@ -436,7 +436,7 @@ async def _recall_once(
         answering.cancel()
 
 
-def check_size(response: bytes, limits: Limits) -> bytes:
+def check_size(response: bytes, limits: RequestLimits) -> bytes:
     """Raises InvalidField when an answer is too large for one message."""
     if len(response) > limits.message_bytes_max:
         raise invalid_field(

@@ -41,7 +41,7 @@ from memstream_server.rpc.wire.scan import Table, exceeds_fields, may_exceed, sp
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
 
-    from memstream_server.rpc.limits import Limits
+    from memstream_server.rpc.limits import RequestLimits
 
 COMPRESSION_ALGORITHMS = 1 << 0 | 1 << 2
 """gRPC core's numbers of no compression and gzip."""
@@ -140,7 +140,7 @@ class _Rpc:
 class RequestReader:
     """Reads the requests of one server."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RequestLimits) -> None:
         self.opening_max_s = limits.opening_max_s
         self._fields_max = limits.message_fields_max
         self.message_bytes_max = limits.message_bytes_max

@@ -28,7 +28,7 @@ from memstream_server.ports.journal.records import Labels
 from memstream_server.rpc.access.caller import Verb, caller_may
 from memstream_server.rpc.calls import wait_limit_s
 from memstream_server.rpc.errors import PermissionDenied
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import queries, scopes
 
@@ -101,14 +101,14 @@ class _Other:
         return pb.RecallOnceResponse.FromString(await self.forwarding.ask(_PATH, self.owner, request, self.context))
 
 
-class ScopedQuery:
+class ScopedCall:
     """A query with scopes, of one call or on a stream."""
 
     def __init__(
         self,
         engine: Engine,
         forwarding: Forwarding | None,
-        limits: Limits,
+        limits: RequestLimits,
         message: pb.RecallQuery,
         session: str,
         context: _Context,

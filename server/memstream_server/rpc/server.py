@@ -26,7 +26,7 @@ from memstream.v1 import (
 from memstream_server.engine.context import TOKENIZERS, Contexts, Tokenizers
 from memstream_server.engine.runtime.turns import find_turns
 from memstream_server.rpc.access.authorization import OpenAccess
-from memstream_server.rpc.access.opening import Access
+from memstream_server.rpc.access.opening import AccessOptions
 from memstream_server.rpc.access.peers import Peers
 from memstream_server.rpc.blocks import BlockService
 from memstream_server.rpc.calls import Tracing
@@ -38,7 +38,7 @@ from memstream_server.rpc.forwarding import Forwarding
 from memstream_server.rpc.health import SERVICE, Health
 from memstream_server.rpc.http.port import HttpPort
 from memstream_server.rpc.info import ServerService
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.memories import MemoryService
 from memstream_server.rpc.operations import OperationService
 from memstream_server.rpc.pipeline import Pipeline
@@ -159,18 +159,18 @@ def create_server(
     conversations: Conversations,
     settings: Settings,
     metrics: Metrics | None = None,
-    access: Access | None = None,
+    access: AccessOptions | None = None,
     tracing: Tracing | None = None,
     tokenizers: Tokenizers = TOKENIZERS,
 ) -> RpcServer:
     """A server of `engine` with the limits of `settings`, not yet listening. Call it in the running event loop."""
     drain = Drain(settings.drain_grace_s)
     engine.ownership.on_loss(lambda: drain.end_memory_streams("this server lost its lease on the memory"))
-    access = access or Access(Peers())
+    access = access or AccessOptions(Peers())
     forwarding = Forwarding(engine.ownership, drain, settings.lease_renew_s / 3, access.peers, tracing)
     return build_server(
         engine,
-        Limits.from_settings(settings),
+        RequestLimits.from_settings(settings),
         drain,
         metrics,
         conversations,
@@ -185,12 +185,12 @@ def create_server(
 
 def build_server(
     engine: Engine,
-    limits: Limits,
+    limits: RequestLimits,
     drain: Drain,
     metrics: Metrics | None = None,
     conversations: Conversations | None = None,
     forwarding: Forwarding | None = None,
-    access: Access | None = None,
+    access: AccessOptions | None = None,
     tracing: Tracing | None = None,
     look: Callable[[], Awaitable[Serving]] | None = None,
     settings: Settings | None = None,
@@ -248,7 +248,7 @@ def build_server(
     return RpcServer(server, health, drain, forwarding, http)
 
 
-def _channel_options(limits: Limits) -> list[tuple[str, int]]:
+def _channel_options(limits: RequestLimits) -> list[tuple[str, int]]:
     """gRPC ignores an unknown option in silence: tests/rpc/test_grpc_options.py tests each by its effect."""
     return [
         ("grpc.so_reuseport", 0),  # otherwise a second server on the port binds silently and takes half the traffic

@@ -19,13 +19,13 @@ from memstream.v1 import stream_service_pb2 as pb
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.printable import number_text
 from memstream_server.engine.errors import CursorVoid, ProtocolViolation
-from memstream_server.engine.requests import AckLevel, NewObservation, Query, Refusal
+from memstream_server.engine.requests import AckLevel, NewObservation, Query, RejectedObservation
 from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.rpc import observe, recall
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import WatcherStalled
-from memstream_server.rpc.limits import Limits
-from memstream_server.rpc.scopes import ScopedQuery
+from memstream_server.rpc.limits import RequestLimits
+from memstream_server.rpc.scopes import ScopedCall
 from memstream_server.rpc.slow_consumer import end_if_stalled
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name, not_negative
 from memstream_server.rpc.wire import fragments, observations, queries, scalars
@@ -50,7 +50,7 @@ class StreamService:
     def __init__(
         self,
         engine: Engine,
-        limits: Limits,
+        limits: RequestLimits,
         drain: Drain,
         forwarding: Forwarding | None,
         build_context: recall.ContextBuilder,
@@ -138,12 +138,16 @@ class StreamService:
             )
         )
 
-    async def _read_numbered(self, request: pb.ObserveBatchRequest, session: str) -> list[NewObservation | Refusal]:
+    async def _read_numbered(
+        self, request: pb.ObserveBatchRequest, session: str
+    ) -> list[NewObservation | RejectedObservation]:
         messages = list(request.observations)
         return (await observations.read_batch(messages, session, self._limits, self._engine.dimension))[0]
 
-    async def _read_unnumbered(self, request: pb.ObserveBatchRequest, session: str) -> list[NewObservation | Refusal]:
-        found, items = Violations(), list[NewObservation | Refusal]()
+    async def _read_unnumbered(
+        self, request: pb.ObserveBatchRequest, session: str
+    ) -> list[NewObservation | RejectedObservation]:
+        found, items = Violations(), list[NewObservation | RejectedObservation]()
         async for part in in_slices(request.observations, observations.READ_PER_SLICE):
             for message in part:
                 digest = observations.digest_of(message.SerializeToString(deterministic=True))
@@ -166,7 +170,7 @@ class StreamService:
         if request.query.scopes:
             recall.check_unnamed(found, request.namespace, request.memory)
             found.check()
-            scoped = ScopedQuery(self._engine, self._forwarding, limits, request.query, session, context)
+            scoped = ScopedCall(self._engine, self._forwarding, limits, request.query, session, context)
             query = scoped.whole
             answer = await recall.recall_scopes(scoped, recall.query_timeout_s(request.query), context.time_remaining())
         else:
@@ -200,7 +204,7 @@ class Watching:
     include_fragments: bool
 
 
-def read_request(request: pb.WatchRequest, limits: Limits) -> Watching:
+def read_request(request: pb.WatchRequest, limits: RequestLimits) -> Watching:
     """Raises InvalidField."""
     found = Violations()
     namespace, memory = memory_name(found, request.namespace, request.memory, limits)

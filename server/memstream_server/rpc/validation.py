@@ -8,7 +8,7 @@ import re
 from memstream_server.core.printable import number_text
 from memstream_server.engine.errors import FieldViolation, InvalidField
 from memstream_server.rpc.errors import violation_text
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9\-_.~]*")
 _FRAGMENT_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
@@ -52,7 +52,7 @@ def quote_text(value: str) -> str:
     return ascii(value if len(value) <= 40 else value[:40] + "...")
 
 
-def check_name(found: Violations, field: str, value: str, limits: Limits) -> str:
+def check_name(found: Violations, field: str, value: str, limits: RequestLimits) -> str:
     """Validates the name of a namespace or memory."""
     if not value:
         found.add(field, "is required")
@@ -69,14 +69,16 @@ def _describe_character(text: str, place: int) -> str:
     return f"{text[place]!a} (U+{ord(text[place]):04X}) as character {place + 1}"
 
 
-def memory_name(found: Violations, namespace: str, memory: str, limits: Limits, prefix: str = "") -> tuple[str, str]:
+def memory_name(
+    found: Violations, namespace: str, memory: str, limits: RequestLimits, prefix: str = ""
+) -> tuple[str, str]:
     """Validates (namespace, name) of the memory in the fields `namespace` and `memory`."""
     return check_name(found, f"{prefix}namespace", namespace, limits), check_name(
         found, f"{prefix}memory", memory, limits
     )
 
 
-def check_identifier(found: Violations, field: str, value: str, limits: Limits, required: bool = False) -> str:
+def check_identifier(found: Violations, field: str, value: str, limits: RequestLimits, required: bool = False) -> str:
     """Validates a producer, session, speaker, key or request id: any text without control characters."""
     if not value:
         if required:
@@ -115,7 +117,7 @@ def not_negative(found: Violations, field: str, value: int) -> int:
     return value
 
 
-def page_size(found: Violations, value: int, limits: Limits) -> int:
+def page_size(found: Violations, value: int, limits: RequestLimits) -> int:
     """The size of a page: 0 means the default; larger values are lowered to the maximum."""
     not_negative(found, "page_size", value)
     return min(value or PAGE_SIZE_DEFAULT, limits.page_size_max)

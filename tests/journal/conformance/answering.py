@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from memstream_server.ports.journal.errors import AnswerExists, Conflict
+from memstream_server.ports.journal.errors import AnswerExists, StaleWrite
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Answer
 from tests.journal.samples import DAY_US, Now, fragment, image, receipt, record, row, transition
@@ -20,7 +20,7 @@ class Answering:
         await journal.commit(transition(1, answer=answer))
         assert await journal.get_answer(answer.request) == answer
         assert await journal.get_answer("comedy\nPut\nr2") is None
-        with pytest.raises(Conflict):
+        with pytest.raises(StaleWrite):
             await journal.commit(transition(2, rows=(row(fragment(0)),), answer=replace(answer, digest=b"other")))
         assert (await image(journal)).rows == ()
         now.us += DAY_US + 1

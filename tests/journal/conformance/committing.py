@@ -12,7 +12,7 @@ from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.policy import DBGPT, with_value
 from memstream_server.core.suspicions import ConflictDecision, ConflictReason, Suspicion
 from memstream_server.core.values import Fragment, FragmentKind, Structured, Tier
-from memstream_server.ports.journal.errors import AlreadyExists, Conflict
+from memstream_server.ports.journal.errors import AlreadyExists, StaleWrite
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import StoredConflict
 from memstream_server.ports.journal.records import Recorded
@@ -105,7 +105,7 @@ class Committing:
             replace(transition(2), epoch=2),
             replace(transition(2), memory="x"),
         ):
-            with pytest.raises(Conflict):
+            with pytest.raises(StaleWrite):
                 await journal.commit(replace(stale, removed=(fragment(0).id,)))
         found = await image(journal)
         assert (found.record.revision, len(found.rows)) == (2, 1)
@@ -114,7 +114,7 @@ class Committing:
         attempts = [journal.commit(transition(1, rows=(row(fragment(place)),))) for place in range(8)]
         results = await asyncio.gather(*attempts, return_exceptions=True)
         assert [result is None for result in results] == [True] + [False] * 7
-        assert all(isinstance(result, Conflict) for result in results[1:])
+        assert all(isinstance(result, StaleWrite) for result in results[1:])
         assert [one.fragment.position for one in (await image(journal)).rows] == [0]
 
     async def test_rejected_write_fails_alone_in_its_group(self, journal: Journal) -> None:
@@ -265,5 +265,5 @@ class Committing:
         assert await journal.prune_events("u1", 100, 10) == 2
         assert await journal.list_events("u1", 0, 10) == []
         assert (await image(journal)).record.revision == 7
-        with pytest.raises(Conflict):
+        with pytest.raises(StaleWrite):
             await journal.prune_events("nobody", 100, 10)

@@ -10,7 +10,7 @@ import pytest
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.values import Tier
-from memstream_server.ports.journal.errors import AlreadyExists, Conflict, NamespaceFull
+from memstream_server.ports.journal.errors import AlreadyExists, NamespaceFull, StaleWrite
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import Job, Labels, Recorded
@@ -135,11 +135,11 @@ class Memories:
             journal.receive(receipt(1, 1, 0)),
             journal.open_producer("u1", 1, "q"),
         ):
-            with pytest.raises(Conflict):
+            with pytest.raises(StaleWrite):
                 await write
-        with pytest.raises(Conflict):
+        with pytest.raises(StaleWrite):
             await journal.own_memory("nobody")
-        with pytest.raises(Conflict):
+        with pytest.raises(StaleWrite):
             await journal.load_memory("nobody", MODEL, 0)
 
     async def test_deleted_memory_leaves_only_outbox_entries(self, journal: Journal) -> None:
@@ -156,7 +156,7 @@ class Memories:
         assert [(entry.memory, entry.fragment, found) for entry, found in await journal.read_outbox(9)] == [
             ("u1", fragment(0).id, None)
         ]
-        with pytest.raises(Conflict):
+        with pytest.raises(StaleWrite):
             await journal.delete_memory("u1")
 
     async def test_recreated_memory_is_empty(self, journal: Journal) -> None:

@@ -12,11 +12,11 @@ from memstream_server.adapters.journal.sql import writes
 from memstream_server.core.events import EventType
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import Tier
-from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.errors import StaleWrite
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import KeptReceipt
 from memstream_server.ports.journal.records import Answer, Producer
-from memstream_server.ports.journal.writing import Access, Accesses, Outcome, Outcomes, Receipt, Rejection
+from memstream_server.ports.journal.writing import Access, Accesses, BatchReceipt, Outcome, Outcomes, Rejection
 from tests.journal.samples import DAY_US, MODEL, Now, digest, fragment, image, receipt, record, row, transition
 
 
@@ -41,8 +41,8 @@ class Receiving:
         assert await journal.pending_memories() == []
 
     @pytest.mark.parametrize("wrong", [receipt(2, 1, 0), receipt(0, 1, 0), receipt(1, 1, 0, epoch=2)])
-    async def test_gap_repeat_and_older_stream_are_refused(self, journal: Journal, wrong: Receipt) -> None:
-        with pytest.raises(Conflict):
+    async def test_gap_repeat_and_older_stream_are_refused(self, journal: Journal, wrong: BatchReceipt) -> None:
+        with pytest.raises(StaleWrite):
             await journal.receive(wrong)
         assert (await image(journal)).pending == ()
         await journal.receive(receipt(1, 1, 0))
@@ -50,7 +50,7 @@ class Receiving:
     async def test_reopened_producer_ends_older_stream(self, journal: Journal) -> None:
         await journal.receive(receipt(1, 2, 0))
         assert await journal.open_producer("u1", 1, "p") == Producer("p", 2, received=2, stored=0)
-        with pytest.raises(Conflict):
+        with pytest.raises(StaleWrite):
             await journal.receive(receipt(3, 1, 2))
         await journal.receive(receipt(3, 1, 2, epoch=2))
         assert await journal.open_producer("u1", 1, "q") == Producer("q", 1)
@@ -66,9 +66,9 @@ class Receiving:
         await journal.receive(receipt(3, 1, 2))
 
     @pytest.mark.parametrize("wrong", [receipt(2, 1, 0), receipt(0, 1, 0), receipt(1, 1, 0, epoch=2)])
-    async def test_commit_with_invalid_receipt_stores_nothing(self, journal: Journal, wrong: Receipt) -> None:
+    async def test_commit_with_invalid_receipt_stores_nothing(self, journal: Journal, wrong: BatchReceipt) -> None:
         told = {"receipts": (wrong,)}
-        with pytest.raises(Conflict):
+        with pytest.raises(StaleWrite):
             await journal.commit(transition(1, rows=(row(fragment(0)),), **told))
         found = await image(journal)
         assert (found.record.revision, found.next_position, found.producers) == (1, 0, (Producer("p", 1),))
@@ -101,7 +101,7 @@ class Receiving:
                 journal.commit(replace(transition(7, rows=(row(fragment(8)),)), memory="u2")),
             ]
         outcomes = await asyncio.gather(*writes, return_exceptions=True)
-        assert [type(one) for one in outcomes if one is not None] == [Conflict] * 2 * refused
+        assert [type(one) for one in outcomes if one is not None] == [StaleWrite] * 2 * refused
         for uid, revision, ids, pending, received in (
             ("u1", 3, [1, 5], (receipt(3, 1, 2),), 3),
             ("u2", 1, [], (replace(receipt(1, 1, 0), memory="u2"),), 1),

@@ -27,7 +27,7 @@ from memstream_server.ports.blocks import (
     Writing,
 )
 from memstream_server.ports.conversations import AnswerOf
-from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.errors import StaleWrite
 
 _number: BindParameter[int] = bindparam("m")
 _name: BindParameter[str] = bindparam("b")
@@ -198,7 +198,7 @@ def _write_block(connection: Connection, name: BlockName, decide: Decide, writin
 def _add_versions(connection: Connection, uid: str, versions: Sequence[Block], versions_max: int, last: int) -> None:
     memory = connection.execute(_BY_UID, {"u": uid}).one_or_none()
     if memory is None:
-        raise Conflict(f"memory {uid} is gone")
+        raise StaleWrite(f"memory {uid} is gone")
     new = [one for one in versions if one.version > memory.block_version]
     latest = max(memory.block_version, last, *(one.version for one in new))
     connection.execute(_RAISE, {"m": memory.number, "v": latest})

@@ -27,7 +27,7 @@ from memstream_server.ports.conversation_records import (
     ConversationRecord,
     Feed,
     JointWrites,
-    State,
+    StateDocument,
     StateName,
     StateScope,
 )
@@ -329,15 +329,15 @@ class SqlConversations:
             answer,
         )
 
-    async def get_state(self, name: StateName) -> State:
+    async def get_state(self, name: StateName) -> StateDocument:
         return await self._read(lambda c: states.get_state(c, name))
 
-    async def get_states(self, names: Sequence[StateName], bytes_max: int) -> list[State | None]:
+    async def get_states(self, names: Sequence[StateName], bytes_max: int) -> list[StateDocument | None]:
         return await self._read(lambda c: states.get_states(c, names, bytes_max))
 
     async def set_state(
-        self, name: StateName, document: bytes, version: int | None, now_us: int, answer: AnswerOf[State] = None
-    ) -> State:
+        self, name: StateName, document: bytes, version: int | None, now_us: int, answer: AnswerOf[StateDocument] = None
+    ) -> StateDocument:
         async with self.store_bodies(name.namespace, [document], now_us) as stored:
             done = await self._write_with_answer(
                 lambda c: states.set_state(c, name, document, version, now_us, stored),
@@ -348,7 +348,9 @@ class SqlConversations:
         await self.purge_deleted(name.namespace)
         return done
 
-    async def list_states(self, namespace: str, after: tuple[str, str], limit: int) -> list[tuple[StateName, State]]:
+    async def list_states(
+        self, namespace: str, after: tuple[str, str], limit: int
+    ) -> list[tuple[StateName, StateDocument]]:
         return await self._read(lambda c: states.list_states(c, namespace, after, limit))
 
     async def delete_state(self, name: StateName, version: int | None = None, answer: AnswerOf[bool] = None) -> bool:

@@ -13,7 +13,7 @@ from memstream_server.adapters.journal.database.database import Read, Write
 from memstream_server.adapters.journal.sql.answers import put_answer
 from memstream_server.adapters.journal.sql.schema import operations
 from memstream_server.ports.journal.records import Answer
-from memstream_server.ports.operations import Failure, Operation, OperationState
+from memstream_server.ports.operations import Operation, OperationFailure, OperationState
 
 _UNFINISHED = operations.c.end_time_us == 0
 """By the end, which has an index; it is set together with a state that ends the operation."""
@@ -126,5 +126,5 @@ def _decode_row(row: Row[Any]) -> Operation:
     error = values.pop("error")
     return Operation(
         **values | {"state": OperationState(values["state"]), "cancel_asked": bool(values["cancel_asked"])},
-        error=None if error is None else Failure(**json.loads(error)),
+        error=None if error is None else OperationFailure(**json.loads(error)),
     )

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 
 from memstream_server.adapters.journal.database.database import Read, Write
 from memstream_server.adapters.journal.database.postgres import LEADING, SCHEMA, PostgresDatabase, process_lock_key
-from memstream_server.ports.journal.errors import Conflict, JournalError
+from memstream_server.ports.journal.errors import JournalError, StaleWrite
 from memstream_server.ports.processes import Owner, Renewal
 
 KEPT_US = 3600 * 1_000_000
@@ -170,7 +170,7 @@ def _take_memory(connection: Connection, uid: str, number: int) -> int | Owner |
     row = connection.execute(_SEIZE, {"u": uid}).first()
     if row is None:
         if connection.execute(_EXISTS, {"u": uid}).first() is None:
-            raise Conflict(f"memory {uid} is gone")
+            raise StaleWrite(f"memory {uid} is gone")
         return None
     if row.owner not in (None, number):
         holder = connection.execute(_HOLDER, {"o": row.owner}).first()

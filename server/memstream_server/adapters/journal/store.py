@@ -58,15 +58,15 @@ from memstream_server.ports.journal.reading import (
 from memstream_server.ports.journal.records import (
     Answer,
     Counts,
+    FragmentVersion,
     Indexable,
     IndexEntry,
     Job,
     MemoryRecord,
     Producer,
-    Version,
 )
 from memstream_server.ports.journal.spaces import ComputeVectors, Made, Space, Spaces
-from memstream_server.ports.journal.writing import Accesses, Commit, Receipt
+from memstream_server.ports.journal.writing import Accesses, BatchReceipt, Commit
 
 RESERVE_BYTES = 64 << 20
 """Writes that add data are rejected while free space is below this plus what a checkpoint may need."""
@@ -297,7 +297,7 @@ class SqlJournal:
     async def open_producer(self, uid: str, epoch: int, name: str) -> Producer:
         return await self._write_memory(writes.open_producer, 1, False, uid, epoch, name)
 
-    async def receive(self, receipt: Receipt) -> None:
+    async def receive(self, receipt: BatchReceipt) -> None:
         # A batch is one row; its bytes cost as much as the rows of a tenth of its fragments.
         rows = 3 + len(receipt.fragments) // 10
         await self._writer.submit(JointWork(writes.receive_batches, receipt, receipt.memory), rows, True)
@@ -349,7 +349,7 @@ class SqlJournal:
     list_versions = _reading(versions.list_versions)
     version_keys = _reading(versions.read_keys)
 
-    async def get_versions(self, uid: str, wanted: Mapping[str, int]) -> dict[str, Version]:
+    async def get_versions(self, uid: str, wanted: Mapping[str, int]) -> dict[str, FragmentVersion]:
         return await self._read(versions.read_versions, self._computing, uid, wanted)
 
     async def prune_versions(self, uid: str, before_us: int) -> int:

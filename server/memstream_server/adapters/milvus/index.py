@@ -9,7 +9,8 @@ How it keeps the port's contract
   writes that an earlier child lost.
 - After a failed write or flush the child is killed, not stopped: an orderly stop flushes, and the flush after a failed
   one deletes the log of the failed one.
-- A `Session` is the connection to one start of Milvus, be it a child process or a server, with its open collections.
+- A `MilvusSession` is the connection to one start of Milvus, be it a child process or a server, with its open
+  collections.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class RemoteMilvus:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Session:
+class MilvusSession:
     """One connection to one start of Milvus."""
 
     running: RunningMilvus
@@ -140,7 +141,7 @@ class MilvusIndex:
         self._consistency = consistency
         self._description = name
         self._spaces: dict[str, Space] = {}
-        self._session: Session | None = None
+        self._session: MilvusSession | None = None
         self._unavailable_reason = "the index is not open"
         self._generation = 0
         self._unflushed: int | None = None
@@ -309,7 +310,7 @@ class MilvusIndex:
                 await session.running.kill()
             raise
 
-    def _current_session(self) -> Session:
+    def _current_session(self) -> MilvusSession:
         """The current session. Raises IndexLost once after a loss, IndexUnavailable if there is no session."""
         if self._session is None:
             raise IndexUnavailable(self._unavailable_reason)
@@ -319,12 +320,12 @@ class MilvusIndex:
             raise IndexLost("the vector index is empty and must be filled again from the journal")
         return self._session
 
-    def _drop_session(self, session: Session, why: str) -> None:
+    def _drop_session(self, session: MilvusSession, why: str) -> None:
         if self._session is session:
             self._session = None
             self._unavailable_reason = why
 
-    async def _recreate_collection(self, session: Session, collection: MilvusCollection) -> IndexUnavailable:
+    async def _recreate_collection(self, session: MilvusSession, collection: MilvusCollection) -> IndexUnavailable:
         """Recreate the missing collection; the error to raise: one of several callers gets IndexLost."""
         if collection not in session.collections.values():
             return IndexUnavailable("the collection was dropped: its space is no longer used")
@@ -332,7 +333,7 @@ class MilvusIndex:
         kind = IndexLost if made and not self._lost else IndexUnavailable
         return kind("the collection was missing in Milvus and was recreated")
 
-    async def _start_session(self) -> tuple[Session, bool]:
+    async def _start_session(self) -> tuple[MilvusSession, bool]:
         """Start and connect; the session, and whether a collection is empty and must be filled."""
         running = await self._start([collection_name(space, self._prefix) for space in self._spaces.values()])
         collections: dict[str, MilvusCollection] = {}
@@ -348,7 +349,7 @@ class MilvusIndex:
             raise
         self._generation += 1
         self._description = next(iter(collections.values())).description
-        self._session = Session(running, collections, self._generation, asyncio.get_running_loop().time())
+        self._session = MilvusSession(running, collections, self._generation, asyncio.get_running_loop().time())
         return self._session, to_fill
 
     async def _open_collection(self, running: RunningMilvus, space: Space) -> tuple[MilvusCollection, bool]:
@@ -357,7 +358,7 @@ class MilvusIndex:
         connecting = partial(connect_collection, running, name, space, self._timeouts, self._consistency)
         return await asyncio.get_running_loop().run_in_executor(self._writer, connecting)
 
-    async def _restart_when_ended(self, session: Session) -> None:
+    async def _restart_when_ended(self, session: MilvusSession) -> None:
         """Restart Milvus whenever it ends."""
         pause_s = PAUSE_MIN_S
         while True:
@@ -389,7 +390,7 @@ class MilvusIndex:
             await self._close_connection(session)
             await (session.running.stop() if in_order else session.running.kill())
 
-    async def _close_connection(self, session: Session) -> None:
+    async def _close_connection(self, session: MilvusSession) -> None:
         for collection in session.collections.values():
             await asyncio.get_running_loop().run_in_executor(self._readers, collection.close)
 

@@ -33,7 +33,7 @@ SOCKET_PATH_MAX = 100
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class LiteAddress:
     """The address a child listens on: a unix socket, or a free loopback port if `path` is None."""
 
     path: Path | None
@@ -54,7 +54,7 @@ class LiteProcess:
     token = ""
     supervised = True
 
-    def __init__(self, process: asyncio.subprocess.Process, endpoint: Endpoint, stop_timeout_s: float) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, endpoint: LiteAddress, stop_timeout_s: float) -> None:
         self.uri = ""
         self._process = process
         self._endpoint = endpoint
@@ -161,15 +161,15 @@ def remove_files(data_dir: Path) -> None:
             shutil.rmtree(data_dir / name)
 
 
-def make_endpoint(data_dir: Path) -> Endpoint:
+def make_endpoint(data_dir: Path) -> LiteAddress:
     """The path of a new unix socket that only this user can access; a loopback port on Windows.
 
     In the data directory if gRPC's address syntax and the kernel's limit allow its path, otherwise in a temporary one.
     """
     if sys.platform == "win32":
-        return Endpoint(None)
+        return LiteAddress(None)
     path = data_dir.absolute() / f"milvus-{secrets.token_hex(4)}.sock"
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX and re.fullmatch(r"[A-Za-z0-9/._-]+", str(path)):
-        return Endpoint(path)
+        return LiteAddress(path)
     scratch = tempfile.TemporaryDirectory(prefix="memstream-")
-    return Endpoint(Path(scratch.name) / "milvus.sock", scratch)
+    return LiteAddress(Path(scratch.name) / "milvus.sock", scratch)

@@ -56,7 +56,7 @@ class _Buckets:
         return max(self._requests.take_amount(requests, now_s), self._tokens.take_amount(tokens, now_s))
 
 
-class Budget:
+class ModelBudget:
     """The budget of one endpoint: in total, and for each namespace."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Budget:
 class Allowance:
     """The admission of one request. Retries are charged without waiting: the retry's backoff is their wait."""
 
-    def __init__(self, budget: Budget, tokens: int, namespace: str) -> None:
+    def __init__(self, budget: ModelBudget, tokens: int, namespace: str) -> None:
         self._budget = budget
         self._tokens = tokens
         self._namespace = namespace

@@ -22,8 +22,8 @@ from memstream_server.adapters.models import reply_parsing
 from memstream_server.adapters.models.openai_chat import (
     HARMLESS,
     ChatModel,
-    Question,
-    Role,
+    ModelQuestion,
+    ModelRole,
     UnclearAnswerError,
     number_texts,
 )
@@ -52,8 +52,11 @@ class ChatInsights:
         shown = self._texts_that_fit(texts)
         if not shown:
             return []
-        question = Question(
-            Role.INSIGHTS, self._prompts.insight.substitute(), {"texts": number_texts(shown)}, reply_parsing.INSIGHTS
+        question = ModelQuestion(
+            ModelRole.INSIGHTS,
+            self._prompts.insight.substitute(),
+            {"texts": number_texts(shown)},
+            reply_parsing.INSIGHTS,
         )
         return await self._ask_model(question, lambda answer: reply_parsing.parse_texts(answer, "insights"), account)
 
@@ -63,7 +66,7 @@ class ChatInsights:
         if not shown:
             return []
         guidance = self._prompts.questions.substitute(count=count)
-        question = Question(Role.INSIGHTS, guidance, {"texts": number_texts(shown)}, reply_parsing.QUESTIONS)
+        question = ModelQuestion(ModelRole.INSIGHTS, guidance, {"texts": number_texts(shown)}, reply_parsing.QUESTIONS)
         return (
             await self._ask_model(question, lambda answer: reply_parsing.parse_texts(answer, "questions"), account)
         )[:count]
@@ -76,8 +79,8 @@ class ChatInsights:
         if not shown:
             return []
         guidance = self._prompts.reflection.substitute(count=count)
-        asked = Question(
-            Role.INSIGHTS, guidance, {"question": question, "texts": number_texts(shown)}, reply_parsing.CITED
+        asked = ModelQuestion(
+            ModelRole.INSIGHTS, guidance, {"question": question, "texts": number_texts(shown)}, reply_parsing.CITED
         )
         return (await self._ask_model(asked, lambda answer: reply_parsing.parse_cited(answer, len(shown)), account))[
             :count
@@ -94,12 +97,12 @@ class ChatInsights:
             shown.append(text)
         return shown
 
-    async def _ask_model(self, question: Question, read: Read[Value], account: Account | None) -> Value:
+    async def _ask_model(self, question: ModelQuestion, read: Read[Value], account: Account | None) -> Value:
         return await ask_or_refuse(self._chat, question, read, account, len(question.data["texts"]))
 
 
 async def ask_or_refuse(
-    chat: ChatModel, question: Question, read: Read[Value], account: Account | None, texts: int
+    chat: ChatModel, question: ModelQuestion, read: Read[Value], account: Account | None, texts: int
 ) -> Value:
     """As ChatModel.ask_model; raises ModelRefused for all `texts` texts of the question if only these are refused."""
     try:
@@ -109,7 +112,7 @@ async def ask_or_refuse(
         raise ModelRefused(f"the model will not take these {texts} texts: {error}", range(texts)) from error
 
 
-async def _ask_harmless(chat: ChatModel, question: Question, account: Account | None) -> None:
+async def _ask_harmless(chat: ChatModel, question: ModelQuestion, account: Account | None) -> None:
     data = {name: number_texts([HARMLESS]) if name == "texts" else HARMLESS for name in question.data}
     try:
         await chat.ask_model(replace(question, data=data, harmless=True), lambda answer: answer, account)
@@ -128,7 +131,7 @@ class ChatConflictJudge:
     async def judge(self, newer: Statement, older: Statement, account: Account | None = None) -> Judgement | None:
         """The decision; None if the answer is unclear. Raises ModelUnavailable or ModelRefused."""
         data = {"older": _as_data(older), "newer": _as_data(newer)}
-        question = Question(Role.CONFLICTS, self._guidance, data, reply_parsing.CONFLICT, repeated=False)
+        question = ModelQuestion(ModelRole.CONFLICTS, self._guidance, data, reply_parsing.CONFLICT, repeated=False)
         try:
             return await ask_or_refuse(self._chat, question, reply_parsing.parse_judgement, account, len(data))
         except UnclearAnswerError as error:

@@ -21,7 +21,7 @@ NEGOTIABLE = frozenset({400, 404, 405, 415, 422, 500, 501})
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RequestPart:
     """An optional part of a request, and the words that name it in errors."""
 
     name: str
@@ -37,13 +37,13 @@ Send = Callable[[frozenset[str]], Awaitable[Reply]]
 """Sends one request with the parts of these names."""
 
 
-async def negotiate_parts(send: Send[Reply], parts: Sequence[Part]) -> tuple[frozenset[str], Reply]:
+async def negotiate_parts(send: Send[Reply], parts: Sequence[RequestPart]) -> tuple[frozenset[str], Reply]:
     """The names of the parts that the endpoint accepts together, and its last reply.
 
     Raises the first StatusError if the endpoint rejects the request without any part, and whatever else `send` raises.
     """
     taken = {part.name: part for part in parts}
-    left_out: list[tuple[Part, StatusError]] = []
+    left_out: list[tuple[RequestPart, StatusError]] = []
     while True:
         try:
             reply = await send(frozenset(taken))

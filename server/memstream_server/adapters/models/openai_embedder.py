@@ -33,7 +33,7 @@ import numpy.typing as npt
 import structlog
 
 from memstream_server.adapters.models.endpoint import Endpoint, EndpointClient
-from memstream_server.adapters.models.negotiation import Part, negotiate_parts
+from memstream_server.adapters.models.negotiation import RequestPart, negotiate_parts
 from memstream_server.adapters.models.openai_errors import (
     ForeignReplyError,
     MalformedError,
@@ -213,7 +213,7 @@ REPLY_BYTES_MAX = 32 << 20
 """64 vectors of 20,000 numbers as decimal text."""
 _HARMLESS = "memory"
 """The text of the first request, which finds the dimension."""
-_PACKED = Part("encoding_format", ("encoding_format", "encoding format", "base64"))
+_PACKED = RequestPart("encoding_format", ("encoding_format", "encoding format", "base64"))
 """Vectors as base64 of little-endian float32: a third of the bytes of decimal text."""
 
 

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from string import Template
 
 from memstream_server.adapters.models import reply_parsing
-from memstream_server.adapters.models.openai_chat import HARMLESS, ChatModel, Question, Role, number_texts
+from memstream_server.adapters.models.openai_chat import HARMLESS, ChatModel, ModelQuestion, ModelRole, number_texts
 from memstream_server.adapters.models.openai_errors import RefusedError
 from memstream_server.core.rendering import clip_for_index
 from memstream_server.ports.models import Account, ModelRefused, ModelUnavailable
@@ -103,7 +103,9 @@ class ChatScorer:
 
     async def _ask_scores(self, texts: list[str], account: Account | None) -> list[float]:
         data = {"texts": number_texts(texts)}
-        question = Question(Role.SCORER, self._guidance, data, reply_parsing.SCORES, harmless=texts == [HARMLESS])
+        question = ModelQuestion(
+            ModelRole.SCORER, self._guidance, data, reply_parsing.SCORES, harmless=texts == [HARMLESS]
+        )
         return await self._chat.ask_model(
             question, lambda answer: reply_parsing.parse_scores(answer, len(texts)), account
         )

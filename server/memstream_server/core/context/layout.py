@@ -28,12 +28,12 @@ from memstream_server.core.context.values import (
     FORMAT,
     BudgetTooSmall,
     Built,
+    ContextPart,
     Entry,
-    Found,
+    FoundMemory,
     Inputs,
     Omission,
     Omitted,
-    Part,
     PartKind,
     Position,
     Said,
@@ -59,7 +59,7 @@ class _Unit:
 
     said: Said | None
     turns: list[Turn] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    parts: list[ContextPart] = field(default_factory=list)
     may_start: bool = True
     """Whether the tail may begin here,"""
     starts_turn: bool = True
@@ -122,8 +122,8 @@ class _Layout:
                 return built
             tail_room //= 2
 
-    def _fit_blocks(self, room: int) -> list[Part]:
-        parts: list[Part] = []
+    def _fit_blocks(self, room: int) -> list[ContextPart]:
+        parts: list[ContextPart] = []
         for block in self._inputs.blocks:
             part, whole = self._texts.write_block(block, room)
             if part is not None:
@@ -157,7 +157,7 @@ class _Layout:
         _keep_calls_whole([unit for unit in units if unit.said is not None])
         return units
 
-    def _show_turn(self, turn: Turn, place: int) -> tuple[Turn, Part] | None:
+    def _show_turn(self, turn: Turn, place: int) -> tuple[Turn, ContextPart] | None:
         """The turn as it is shown now, without what is gone; None: nothing is left."""
         entries: list[Entry] = []
         lines: list[str] = []
@@ -175,7 +175,7 @@ class _Layout:
         shown = replace(turn, entries=tuple(entries))
         return shown, self._write_turn(shown, lines, place)
 
-    def _write_turn(self, turn: Turn, lines: Sequence[str], place: int, names: Sequence[str] = ()) -> Part:
+    def _write_turn(self, turn: Turn, lines: Sequence[str], place: int, names: Sequence[str] = ()) -> ContextPart:
         names = names or self._after.memories
         memories = {names[entry.memory] for entry in turn.entries}
         ids = tuple([entry.id for entry in turn.entries if not entry.again])
@@ -199,7 +199,7 @@ class _Layout:
         return not units or (units[0].may_start and not self._inputs.before)
 
     # ---- new memories
-    def _finish(self, blocks: list[Part], tail: list[_Unit], room: int, question: Part) -> Built:
+    def _finish(self, blocks: list[ContextPart], tail: list[_Unit], room: int, question: ContextPart) -> Built:
         left_out = list(self._left_out)
         kept = {unit.said.number for unit in tail if unit.said is not None}
         cut = [said.number for said in self._messages if said.number not in kept]
@@ -241,7 +241,7 @@ class _Layout:
             position=position,
         )
 
-    def _make_position(self, parts: list[Part], turns: list[Turn], start: int, fresh: Fresh) -> Position:
+    def _make_position(self, parts: list[ContextPart], turns: list[Turn], start: int, fresh: Fresh) -> Position:
         used = sorted({entry.memory for turn in turns for entry in turn.entries})
         places = {old: new for new, old in enumerate(used)}
         return Position(
@@ -260,7 +260,7 @@ class _Layout:
         )
 
     # ---- what changed
-    def _count_same(self, parts: list[Part]) -> int:
+    def _count_same(self, parts: list[ContextPart]) -> int:
         """How many parts at the beginning are as in the last text."""
         same = 0
         for part, seen in zip(parts, self._after.seen, strict=False):
@@ -269,7 +269,7 @@ class _Layout:
             same += 1
         return same
 
-    def _find_broken(self, parts: list[Part], same: int) -> Iterable[Omission]:
+    def _find_broken(self, parts: list[ContextPart], same: int) -> Iterable[Omission]:
         seen = self._after.seen
         if same >= len(seen):
             return
@@ -407,7 +407,7 @@ class Fresh:
             if turn is None or self._texts.count(self._texts.write_turn(turn, lines, "", "", ()).text) <= room:
                 break
             _, gone, memory = chosen.pop()  # a tokenizer that counts lines apart as less
-            self._left_out.append(leave_out(Found(memory, gone), Omitted.BUDGET))
+            self._left_out.append(leave_out(FoundMemory(memory, gone), Omitted.BUDGET))
         self.turn = turn
         return turn, lines
 
@@ -420,7 +420,7 @@ class Fresh:
                 room -= cost
                 chosen.append((entry, fragment, memory))
             else:
-                self._left_out.append(leave_out(Found(memory, fragment), Omitted.BUDGET))
+                self._left_out.append(leave_out(FoundMemory(memory, fragment), Omitted.BUDGET))
         return chosen
 
     def _find_corrections(self) -> list[tuple[Entry, Fragment, str]]:
@@ -436,7 +436,7 @@ class Fresh:
                 again = Entry(there.number, there.memory, newest.id, entry.number, again=True)
                 found.append((again, newest, memory))
             else:
-                excerpt = self._texts.find_excerpt(Found(memory, newest))
+                excerpt = self._texts.find_excerpt(FoundMemory(memory, newest))
                 corrected = Entry(_MANY, self._place(memory), newest.id, entry.number, excerpt=excerpt)
                 found.append((corrected, newest, memory))
                 self._ids.add(newest.id)
@@ -499,5 +499,5 @@ class Fresh:
         return Turn(anchor, day, tuple(entries), unknown), lines
 
 
-def leave_out(found: Found, reason: Omitted) -> Omission:
+def leave_out(found: FoundMemory, reason: Omitted) -> Omission:
     return Omission(PartKind.EVIDENCE, reason, found.memory, ids=(found.fragment.id,))

@@ -11,7 +11,16 @@ from math import log
 
 from msgspec.structs import replace
 
-from memstream_server.core.context.values import Block, Entry, Found, Inputs, Part, PartKind, Said, Turn
+from memstream_server.core.context.values import (
+    ContextBlock,
+    ContextPart,
+    Entry,
+    FoundMemory,
+    Inputs,
+    PartKind,
+    Said,
+    Turn,
+)
 from memstream_server.core.marks import escape_marks, wrap_injected
 from memstream_server.core.rendering import date_text
 from memstream_server.core.values import Fragment
@@ -61,22 +70,22 @@ class Texts:
         self._clip_tokens = inputs.memory_tokens or inputs.budget // 8
         """and none has more."""
 
-    def write_question(self) -> Part:
+    def write_question(self) -> ContextPart:
         return self._write_message(PartKind.QUESTION, "user", "", self._inputs.question)
 
-    def write_message(self, said: Said) -> Part:
+    def write_message(self, said: Said) -> ContextPart:
         whole = self._write_message(PartKind.MESSAGE, said.role, said.name, said.text, self._inputs.budget // 4)
         return replace(whole, key=f"message {said.number}", number=said.number)
 
-    def _write_message(self, kind: PartKind, role: str, name: str, text: str, most: int | None = None) -> Part:
+    def _write_message(self, kind: PartKind, role: str, name: str, text: str, most: int | None = None) -> ContextPart:
         label = escape_marks(f"{role} {name}: " if name else f"{role}: ")
         content = escape_marks(text)
         if most is not None:
             content = self.clip(content, most)
         text = f"{label}{content}\n\n"
-        return Part(kind, text, self.count(text), "question", role=role, label_bytes=len(label.encode()))
+        return ContextPart(kind, text, self.count(text), "question", role=role, label_bytes=len(label.encode()))
 
-    def write_block(self, block: Block, room: int) -> tuple[Part | None, bool]:
+    def write_block(self, block: ContextBlock, room: int) -> tuple[ContextPart | None, bool]:
         """(the part, or None if not even a cut one fits; whether it is whole)."""
         what = f'kind="block" name="{block.memory}#{block.name}"'
         whole = escape_marks(block.text)
@@ -87,15 +96,17 @@ class Texts:
         if tokens > room or (whole and not body):
             return None, False
         key = f"block {block.memory}#{block.name}"
-        return Part(PartKind.BLOCK, text, tokens, key, block.memory, block.name, role="system"), body == whole
+        return ContextPart(PartKind.BLOCK, text, tokens, key, block.memory, block.name, role="system"), body == whole
 
-    def write_turn(self, turn: Turn, lines: Sequence[str], key: str, memory: str, ids: tuple[str, ...]) -> Part:
+    def write_turn(self, turn: Turn, lines: Sequence[str], key: str, memory: str, ids: tuple[str, ...]) -> ContextPart:
         body = [f"As of {turn.day}:" if lines or turn.unknown else f"It is {turn.day}."] if turn.day else []
         body += lines
         if turn.unknown:
             body.append(NOTHING_KNOWN)
         text = wrap_injected("\n".join(body), 'kind="memory"')
-        return Part(PartKind.EVIDENCE, text, self.count(text), key, memory, ids=ids, number=turn.anchor, role="user")
+        return ContextPart(
+            PartKind.EVIDENCE, text, self.count(text), key, memory, ids=ids, number=turn.anchor, role="user"
+        )
 
     def write_entry(self, entry: Entry, fragment: Fragment) -> str:
         """The line of a memory."""
@@ -118,7 +129,7 @@ class Texts:
         left = len(fragment.content) - sum(map(len, pieces))
         return f"{escape_marks(' … '.join(pieces))} [{left} more characters]"
 
-    def find_excerpt(self, found: Found) -> Spans:
+    def find_excerpt(self, found: FoundMemory) -> Spans:
         """What of a long memory is shown."""
         share = 2 if found.is_reply else 1
         most, whole = [min(tokens // share, self._clip_tokens) for tokens in (self._memory_tokens, self._whole_tokens)]

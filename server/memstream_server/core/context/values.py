@@ -58,7 +58,7 @@ class Omission(Struct, frozen=True, gc=False):
     count: int = 1
 
 
-class Part(Struct, frozen=True, gc=False):
+class ContextPart(Struct, frozen=True, gc=False):
     """A part of the text."""
 
     kind: PartKind
@@ -119,7 +119,7 @@ class Position(Struct, frozen=True, gc=False, array_like=True):
     seen: tuple[Seen, ...] = ()
 
 
-class Block(Struct, frozen=True, gc=False):
+class ContextBlock(Struct, frozen=True, gc=False):
     """A block that was read."""
 
     memory: str
@@ -144,7 +144,7 @@ class Said(Struct, frozen=True, gc=False):
     """and of those that it answers."""
 
 
-class Found(Struct, frozen=True, gc=False, eq=False):
+class FoundMemory(Struct, frozen=True, gc=False, eq=False):
     """A memory that the recall found."""
 
     memory: str
@@ -183,12 +183,12 @@ class Inputs:
     evidence_bounds: Bounds = NO_BOUNDS
     memory_tokens: int = 0
     """Most tokens of one memory; 0: see Texts."""
-    blocks: Sequence[Block] = ()
+    blocks: Sequence[ContextBlock] = ()
     messages: Sequence[Said] = ()
     """From Position.tail_start on, ascending; older ones may be missing."""
     before: int = 0
     """The last number before `messages` that belongs to the tail and was too much to read; 0: none."""
-    found: Sequence[Found] = ()
+    found: Sequence[FoundMemory] = ()
     """Best first."""
     left_out: Sequence[Omission] = ()
     """Of what the recall found."""
@@ -205,7 +205,7 @@ class Inputs:
 class Built:
     """The context of a turn."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ContextPart, ...]
     tokens: int
     unchanged_tokens: int
     broken_by: tuple[Omission, ...]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from memstream_server.engine.operations.progress import Progress
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.runtime.ownership import Ownership
-    from memstream_server.ports.operations import Failure
+    from memstream_server.ports.operations import OperationFailure
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +59,7 @@ class MissingVectors(BackgroundTask):
         await progress.report_wait(None)
         await progress.report_done(max(total - await self._journal.count_unvectored(), 0), total)
 
-    def _explain_wait(self) -> Failure | None:
+    def _explain_wait(self) -> OperationFailure | None:
         failing = [one for one in self._models.statuses if one.role == "embedder" and one.state is ModelState.FAILING]
         if not failing:
             return None

@@ -47,10 +47,10 @@ from memstream_server.engine.memory.working_set import UNSHOWN_MAX, WorkingSet
 from memstream_server.engine.runtime.call_context import Origin, capture_origin, empty_origin, paid_by, working_for
 from memstream_server.ports.journal.errors import (
     AlreadyExists,
-    Conflict,
     NamespaceFull,
     OutcomeUnknown,
     PreconditionFailed,
+    StaleWrite,
     WriteRefused,
 )
 from memstream_server.ports.journal.reading import LoadedMemory
@@ -243,7 +243,7 @@ class Actor:
                             await self._run_work(item)
                         else:
                             await self._store_batches(item)
-        except (Conflict, OutcomeUnknown):
+        except (StaleWrite, OutcomeUnknown):
             self.fail(JournalUnavailable("the memory is loaded again: try again", retry_after_s=0.2))
         except Exception:
             log.exception("decide_failed", memory=self.uid)

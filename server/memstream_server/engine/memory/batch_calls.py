@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 from memstream_server.engine.errors import EngineError, JournalUnavailable, RequestIdConflict, map_write_errors
 from memstream_server.engine.memory.producers import ObserveSession
 from memstream_server.engine.memory.receipts import decode_progress, encode_progress
-from memstream_server.engine.requests import AckLevel, NewBatch, Progress
+from memstream_server.engine.requests import AckLevel, NewBatch, ProducerProgress
 from memstream_server.engine.runtime.call_context import complete
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import Answer, batch_request
@@ -42,7 +42,7 @@ class _Call:
     """A running call with a request_id."""
 
     digest: bytes
-    done: asyncio.Future[Progress | None]
+    done: asyncio.Future[ProducerProgress | None]
     """The answer; None if the caller left without one."""
     going: asyncio.Future[Any] | None = None
     """What runs to its end without the caller."""
@@ -58,7 +58,7 @@ class BatchCalls:
         self._running: dict[tuple[str, str], _Call] = {}
         """Running calls by memory and request_id."""
 
-    async def observe_batch(self, actor: Actor, batch: NewBatch) -> Progress:
+    async def observe_batch(self, actor: Actor, batch: NewBatch) -> ProducerProgress:
         """Raises the errors that refuse the batch; RequestIdConflict."""
         if not batch.request_id:
             return await self._send_batch(actor, batch)
@@ -85,11 +85,11 @@ class BatchCalls:
         self._end_call(key, call, answer)
         return answer
 
-    def _end_call(self, key: tuple[str, str], call: _Call, answer: Progress | None = None) -> None:
+    def _end_call(self, key: tuple[str, str], call: _Call, answer: ProducerProgress | None = None) -> None:
         del self._running[key]
         call.done.set_result(answer)
 
-    async def _answer_call(self, actor: Actor, batch: NewBatch, call: _Call) -> Progress:
+    async def _answer_call(self, actor: Actor, batch: NewBatch, call: _Call) -> ProducerProgress:
         request = batch_request(actor.working.record.namespace, actor.uid, batch.request_id)
         answer = Answer(request, batch.digest, b"", self._clock.now_us())
         if batch.producer and not _may_be_fresh(actor, batch):
@@ -104,18 +104,18 @@ class BatchCalls:
                 raise
             return first
 
-    async def _answer_known(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
+    async def _answer_known(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> ProducerProgress:
         """Answer a numbered batch whose answer is written last; the caller may leave."""
 
-        async def work() -> Progress:
+        async def work() -> ProducerProgress:
             with actor.keep_active():
                 first = await self._find_first(actor, batch, answer.request)
                 return first or await self._send_known(actor, batch, answer)
 
         call.going = asyncio.create_task(work())
-        return cast("Progress", await complete(call.going))
+        return cast("ProducerProgress", await complete(call.going))
 
-    async def _find_first(self, actor: Actor, batch: NewBatch, request: str) -> Progress | None:
+    async def _find_first(self, actor: Actor, batch: NewBatch, request: str) -> ProducerProgress | None:
         """The first answer to the request, if it is a repeat. Raises RequestIdConflict."""
         stored = await self._read_answer(request)
         if stored is not None:
@@ -128,16 +128,16 @@ class BatchCalls:
             return None
         return await self._wait_until_indexed(actor, batch, decode_progress(stored.response))
 
-    async def _send_fresh(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> Progress:
+    async def _send_fresh(self, actor: Actor, batch: NewBatch, answer: Answer, call: _Call) -> ProducerProgress:
         """Send a batch whose answer is stored with it. Raises _KnownNumbers if it repeats numbers."""
         if batch.level is AckLevel.RECEIVED:
-            progress = Progress(len(batch.items), 0, 0, 0)
+            progress = ProducerProgress(len(batch.items), 0, 0, 0)
             await self._send_batch(actor, batch, replace(answer, response=encode_progress(progress)), call)
             return progress
         progress = await self._send_batch(actor, batch, answer, call)
         return progress if batch.level is AckLevel.INDEXED else replace(progress, indexed=0)
 
-    async def _send_known(self, actor: Actor, batch: NewBatch, answer: Answer) -> Progress:
+    async def _send_known(self, actor: Actor, batch: NewBatch, answer: Answer) -> ProducerProgress:
         progress = await self._send_batch(actor, batch)
         await map_write_errors(self._journal.put_answer(replace(answer, response=encode_progress(progress))))
         return progress
@@ -148,7 +148,7 @@ class BatchCalls:
         except JournalError as error:
             raise JournalUnavailable(f"the journal could not be read: {error}", retry_after_s=0.5) from error
 
-    async def _wait_until_indexed(self, actor: Actor, batch: NewBatch, answer: Progress) -> Progress:
+    async def _wait_until_indexed(self, actor: Actor, batch: NewBatch, answer: ProducerProgress) -> ProducerProgress:
         """A stored answer. For a call that waits for the index, returns once the index has the batch."""
         if batch.level is not AckLevel.INDEXED or answer.indexed >= answer.stored:
             return answer
@@ -161,7 +161,7 @@ class BatchCalls:
 
     async def _send_batch(
         self, actor: Actor, batch: NewBatch, answer: Answer | None = None, call: _Call | None = None
-    ) -> Progress:
+    ) -> ProducerProgress:
         first = batch.first_sequence if batch.producer else 1
         last = first + len(batch.items) - 1
         if batch.producer:
@@ -186,7 +186,9 @@ class BatchCalls:
             session.close()
 
 
-async def _complete_progress(session: ObserveSession, progress: Progress, first: int, last: int) -> Progress:
+async def _complete_progress(
+    session: ObserveSession, progress: ProducerProgress, first: int, last: int
+) -> ProducerProgress:
     """Restrict the progress to this batch, and add the kept outcomes of an earlier call with the same numbers."""
     rejected = {one.sequence: one for one in progress.rejected if first <= one.sequence <= last}
     outcomes = {one.sequence: one for one in progress.outcomes if first <= one.sequence <= last}

@@ -17,7 +17,7 @@ from memstream_server.engine.runtime.call_context import PRINCIPAL
 from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.ports.journal.records import IndexEntry
 from memstream_server.ports.journal.rows import Anchor, Origin, Row
-from memstream_server.ports.journal.writing import EFFECTS, Commit, Receipt, Replaced
+from memstream_server.ports.journal.writing import EFFECTS, BatchReceipt, Commit, Replaced
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.receipts import Batch
@@ -37,7 +37,7 @@ async def commit_of(working: WorkingSet, decision: Decision, models: EngineModel
     other = models.embeddings.other_than(working.embedding.name)
     held, released = anchors_changed(before, after) if transition is not None else ((), ())
     time_us = runtime.clock.now_us() if decision.time_us is None else decision.time_us
-    received: list[Receipt] = []
+    received: list[BatchReceipt] = []
     waited: list[Batch] = []
     for batch in decision.batches:
         if batch.at_once:

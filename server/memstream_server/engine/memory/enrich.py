@@ -20,9 +20,9 @@ from memstream_server.core.rendering import clip_for_index, indexed_text, text_p
 from memstream_server.core.values import Fragment, MemoryKind, Vector, round_vectors
 from memstream_server.engine.runtime.embedding_spaces import Embedding, Embeddings
 from memstream_server.engine.runtime.turns import pause_if_due
-from memstream_server.engine.settings import Limits
+from memstream_server.engine.settings import EngineLimits
 from memstream_server.ports.journal.records import MemoryRecord
-from memstream_server.ports.journal.rows import Block, Terms
+from memstream_server.ports.journal.rows import RowBlock, Terms
 from memstream_server.ports.models import Account, Analyzer, ModelRefused, ModelUnavailable, Scorer
 
 log = structlog.get_logger(__name__)
@@ -100,7 +100,7 @@ class Enricher:
         analyzer: Analyzer,
         embeddings: Embeddings,
         scorer: Scorer | None,
-        limits: Limits,
+        limits: EngineLimits,
     ) -> None:
         self._analyzer = analyzer
         self._embeddings = embeddings
@@ -334,7 +334,7 @@ def compares_content(kind: MemoryKind, policy: Policy) -> bool:
     return enhances_short_term(kind, policy) and policy.short_term.compare_content
 
 
-def renew_terms(block: Block, analyzer: Analyzer, record: MemoryRecord) -> Block:
+def renew_terms(block: RowBlock, analyzer: Analyzer, record: MemoryRecord) -> RowBlock:
     """The block with all terms in the analyzer's version; the block itself if they are. About 40 µs per fragment.
 
     Raises ValueError if the analyzer lacks the language of the memory.

@@ -20,7 +20,7 @@ from memstream_server.ports.images import Image, Images
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import Changes
 from memstream_server.ports.journal.records import MemoryRecord
-from memstream_server.ports.journal.rows import Block
+from memstream_server.ports.journal.rows import RowBlock
 from memstream_server.ports.journal.writing import Commit
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _NO_LINKS = Links()
 _REPLACE = frozenset({EventType.FILTERED, EventType.DROPPED, EventType.MERGED, EventType.ERASED, EventType.UPDATED})
 
 
-def read_changes(image: Image, links: Links, record: MemoryRecord, changes: Changes) -> list[Block] | None:
+def read_changes(image: Image, links: Links, record: MemoryRecord, changes: Changes) -> list[RowBlock] | None:
     """The fragments that differ from the image, by position. None if the image cannot be used."""
     key, ids = image.key, image.parts.values["ids"]
     most = max(CHANGED_MIN, len(ids) // CHANGED_SHARE)

@@ -36,13 +36,13 @@ from memstream_server.engine.memory.producers import ObserveSession, ProducerSta
 from memstream_server.engine.memory.receipts import Batch, batch_of, verify_repeats
 from memstream_server.engine.memory.superseding import refuse_unknown, superseding_error
 from memstream_server.engine.quotas import find_full
-from memstream_server.engine.requests import AckLevel, NewObservation, Opened, Refusal
+from memstream_server.engine.requests import AckLevel, NewObservation, Opened, RejectedObservation
 from memstream_server.engine.runtime.call_context import retrieve_error, without_account
-from memstream_server.ports.journal.errors import AnswerExists, Conflict, JournalError, OutcomeUnknown, WriteRefused
+from memstream_server.ports.journal.errors import AnswerExists, JournalError, OutcomeUnknown, StaleWrite, WriteRefused
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import Answer
-from memstream_server.ports.journal.writing import Outcome, Receipt
+from memstream_server.ports.journal.writing import BatchReceipt, Outcome
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.working_set import WorkingSet
@@ -107,7 +107,7 @@ class Ingest:
         """Calls that wait for a batch of an earlier process to be stored, by request key."""
         self._sessions = Sessions(loaded, decider, storage.journal, self._order)
 
-    def resume_receipts(self, receipts: Sequence[Receipt]) -> None:
+    def resume_receipts(self, receipts: Sequence[BatchReceipt]) -> None:
         """Queue the batches that an earlier process received and did not store."""
         for receipt in receipts:
             self._enqueue_batch(Batch(receipt, self._sessions.find_producer(receipt.producer)))
@@ -183,7 +183,7 @@ class Ingest:
     def admit_puts(self, given: Sequence[NewObservation]) -> Iterator[None]:
         """Admit observations that are stored without a receipt; they count towards the quota during the block."""
         most = self._runtime.limits.memory_fragments_max
-        if any(isinstance(one, Refusal) for one in self._admit_items(given, most)):
+        if any(isinstance(one, RejectedObservation) for one in self._admit_items(given, most)):
             raise quotas.fragments_error(most)
         self._puts += len(given)
         try:
@@ -191,7 +191,9 @@ class Ingest:
         finally:
             self._puts -= len(given)
 
-    def _admit_items(self, items: Sequence[NewObservation | Refusal], most: int) -> Sequence[NewObservation | Refusal]:
+    def _admit_items(
+        self, items: Sequence[NewObservation | RejectedObservation], most: int
+    ) -> Sequence[NewObservation | RejectedObservation]:
         if not most:
             return items
         return quotas.refuse_excess(items, self._decider.working, self._backlog + self._puts, most)
@@ -208,7 +210,7 @@ class Ingest:
         self,
         state: ProducerState,
         first: int,
-        items: Sequence[NewObservation | Refusal],
+        items: Sequence[NewObservation | RejectedObservation],
         awaited: AckLevel = AckLevel.RECEIVED,
         answer: Answer | None = None,
         full: QuotaExceeded | None = None,
@@ -294,7 +296,11 @@ class Ingest:
         )
 
     async def _receive_batch(
-        self, state: ProducerState, first: int, repeats: Sequence[NewObservation | Refusal], batch: Batch | None
+        self,
+        state: ProducerState,
+        first: int,
+        repeats: Sequence[NewObservation | RejectedObservation],
+        batch: Batch | None,
     ) -> None:
         # The batch goes to the journal before the first await: its order is that of `submit`.
         session, before = state.session, state.receiving
@@ -354,7 +360,7 @@ class Ingest:
         self,
         state: ProducerState,
         first: int,
-        items: Sequence[NewObservation | Refusal],
+        items: Sequence[NewObservation | RejectedObservation],
         before: asyncio.Task[None] | None,
     ) -> None:
         """Send the first rejections of repeated numbers again, but not before the original batch is received."""
@@ -413,7 +419,7 @@ class Ingest:
             return write_error(error)
         if isinstance(error, AnswerExists):
             return answered_error(error)
-        if isinstance(error, Conflict) and session is not None and session.error is not None:
+        if isinstance(error, StaleWrite) and session is not None and session.error is not None:
             return session.error  # an earlier batch was refused, so this one leaves a gap
         if not isinstance(error, JournalError):
             log.error("receive_failed", memory=self._decider.uid, exc_info=error)
@@ -533,7 +539,7 @@ class Sessions:
                 pass
             producer = await self._journal.open_producer(self._decider.uid, epoch, name)
             self._decider.raise_if_failed()
-        except (Conflict, OutcomeUnknown) as error:
+        except (StaleWrite, OutcomeUnknown) as error:
             self.count -= 1
             raise self._decider.fail(
                 JournalUnavailable("the memory is loaded again: try again", retry_after_s=0.1)

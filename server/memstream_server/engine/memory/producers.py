@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from memstream_server.engine.errors import EngineError, JournalUnavailable, QuotaExceeded, SequenceConflict, SequenceGap
-from memstream_server.engine.requests import AckLevel, Missed, Opened, Progress
+from memstream_server.engine.requests import AckLevel, Missed, Opened, ProducerProgress
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Answer
@@ -21,7 +21,7 @@ from memstream_server.ports.journal.writing import Outcome, Rejection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from memstream_server.engine.requests import NewObservation, Refusal
+    from memstream_server.engine.requests import NewObservation, RejectedObservation
 
 
 RECENT_MAX = 4_096
@@ -72,7 +72,7 @@ class ProducerState:
         while self.recent and next(reversed(self.recent)) > number:
             self.recent.popitem()
 
-    def check_repeats(self, first: int, items: Sequence[NewObservation | Refusal]) -> None:
+    def check_repeats(self, first: int, items: Sequence[NewObservation | RejectedObservation]) -> None:
         """Raises SequenceConflict for a known number with other content, before the batch is admitted."""
         for number, item in enumerate(items, first):
             if number in self.recent:
@@ -118,7 +118,7 @@ class SubmissionTarget(Protocol):
         self,
         state: ProducerState,
         first: int,
-        items: Sequence[NewObservation | Refusal],
+        items: Sequence[NewObservation | RejectedObservation],
         awaited: AckLevel,
         answer: Answer | None,
         full: QuotaExceeded | None,
@@ -146,7 +146,7 @@ class ObserveSession:
     def submit(
         self,
         first_sequence: int,
-        items: Sequence[NewObservation | Refusal],
+        items: Sequence[NewObservation | RejectedObservation],
         awaited: AckLevel = AckLevel.RECEIVED,
         answer: Answer | None = None,
         full: QuotaExceeded | None = None,
@@ -168,7 +168,7 @@ class ObserveSession:
         """The rejections and outcomes after number `known`. Raises JournalUnavailable."""
         return await begin_resumption(self._target.journal, self._state.name, self._state.outcomes, self.opened, known)
 
-    def take_progress(self) -> Progress:
+    def take_progress(self) -> ProducerProgress:
         """The current levels, with rejections and outcomes since the last call.
 
         Raises the error that ended the session.
@@ -176,7 +176,7 @@ class ObserveSession:
         self._raise_if_ended()
         return self._collect_progress()
 
-    async def wait_for_level(self, level: AckLevel, sequence: int) -> Progress:
+    async def wait_for_level(self, level: AckLevel, sequence: int) -> ProducerProgress:
         """Wait until everything up to `sequence` has reached `level`."""
         while True:
             if self._level_number(level) >= sequence:  # a reached level stays true after the session ends
@@ -232,11 +232,11 @@ class ObserveSession:
             level
         ]
 
-    def _collect_progress(self) -> Progress:
+    def _collect_progress(self) -> ProducerProgress:
         rejected, self._rejected = tuple(self._rejected), []
         outcomes, self._outcomes = tuple(self._outcomes), []
         state = self._state
-        return Progress(state.received, state.stored, state.indexed, state.revision, rejected, outcomes)
+        return ProducerProgress(state.received, state.stored, state.indexed, state.revision, rejected, outcomes)
 
     def _raise_if_ended(self) -> None:
         if self._error is not None:

@@ -11,11 +11,11 @@ import numpy as np
 
 from memstream_server.core.values import Fragment, Tier, Vector
 from memstream_server.engine.memory.enrich import EnrichedFragment
-from memstream_server.engine.requests import NewObservation, Progress, Refusal
+from memstream_server.engine.requests import NewObservation, ProducerProgress, RejectedObservation
 from memstream_server.engine.runtime.call_context import Origin, capture_origin, empty_origin
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Answer, MemoryRecord
-from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
+from memstream_server.ports.journal.writing import BatchReceipt, Outcome, Rejection
 from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from memstream_server.engine.runtime.embedding_spaces import Embedding
 
 
-_decoder = msgspec.msgpack.Decoder(Progress)
+_decoder = msgspec.msgpack.Decoder(ProducerProgress)
 encode_progress = msgspec.msgpack.Encoder().encode
 decode_progress = _decoder.decode
 
 
-def complete_answer(receipt: Receipt, revision: int, outcomes: tuple[Outcome, ...]) -> Answer | None:
+def complete_answer(receipt: BatchReceipt, revision: int, outcomes: tuple[Outcome, ...]) -> Answer | None:
     """The answer that the commit of a receipt writes; None if the receipt has none, or a complete one."""
     answer, last = receipt.answer, receipt.last_sequence
     if answer is None or answer.response:
         return None
-    progress = Progress(last, last, 0, revision, receipt.rejections, outcomes)
+    progress = ProducerProgress(last, last, 0, revision, receipt.rejections, outcomes)
     return replace(answer, response=encode_progress(progress))
 
 
@@ -45,7 +45,7 @@ class Batch:
     Its creator sets `at_once`; after that it does not change.
     """
 
-    receipt: Receipt
+    receipt: BatchReceipt
     producer: ProducerState | None
     arrived_s: float | None = None
     """Monotonic time of arrival; None if an earlier process received it."""
@@ -65,7 +65,7 @@ def batch_of(
     record: MemoryRecord,
     state: ProducerState,
     first: int,
-    items: Sequence[NewObservation | Refusal],
+    items: Sequence[NewObservation | RejectedObservation],
     position: int,
     answer: Answer | None = None,
 ) -> Batch:
@@ -77,7 +77,7 @@ def batch_of(
     vectors: dict[str, bytes] = {}
     rejections: list[Rejection] = []
     for number, item in enumerate(items, first):
-        if isinstance(item, Refusal):
+        if isinstance(item, RejectedObservation):
             rejections.append(Rejection(number, item.code, item.reason, item.message, item.details))
             continue
         fragment = fragment_of(item, runtime.ids.next_id(), now_us, position + len(fragments), record)
@@ -86,7 +86,7 @@ def batch_of(
         importances.append(item.importance)
         if item.vector is not None:
             vectors[fragment.id] = item.vector.astype("<f4").tobytes()
-    receipt = Receipt(
+    receipt = BatchReceipt(
         memory=record.uid,
         epoch=record.epoch,
         producer=state.name,
@@ -143,7 +143,7 @@ async def verify_repeats(
     uid: str,
     state: ProducerState,
     first: int,
-    items: Sequence[NewObservation | Refusal],
+    items: Sequence[NewObservation | RejectedObservation],
 ) -> list[Rejection]:
     """The first rejections of repeated numbers. Raises SequenceConflict if the content differs.
 

@@ -15,12 +15,12 @@ import numpy.typing as npt
 from memstream_server.core.arrays import Parts
 from memstream_server.core.columns import GONE, Columns
 from memstream_server.core.dense import DenseMatrix
+from memstream_server.core.dialogue import Dialogue, find_dialogue
 from memstream_server.core.identity import IdentityIndex, identity_hash
 from memstream_server.core.lexical import Legs, LexicalIndex, WordStatistics
 from memstream_server.core.postings import Hashes
-from memstream_server.core.turns import Turns, find_turns
 from memstream_server.core.values import Fragment, Vector
-from memstream_server.ports.journal.rows import Block, Row
+from memstream_server.ports.journal.rows import Row, RowBlock
 
 _DEAD_MIN = 1_024
 """Compact when at least this many slots, and a quarter of all, are empty."""
@@ -36,19 +36,19 @@ class SearchStructures:
         self.identities = IdentityIndex()
         self.dense = DenseMatrix(dimension, quantizes) if all_vectors else None
         self.fresh: dict[str, Vector] = {}
-        self._turns: Turns | None = None
+        self._dialogue: Dialogue | None = None
 
     def legs(self, terms: Hashes, of_several: WordStatistics | None = None) -> Legs:
-        """The lexical legs of a query, and the turns."""
-        if self._turns is None:
-            self._turns = find_turns(self.columns, self.lexical.neighbours)
-        return self.lexical.legs(terms, self._turns, of_several)
+        """The lexical legs of a query, and the dialogue."""
+        if self._dialogue is None:
+            self._dialogue = find_dialogue(self.columns, self.lexical.neighbours)
+        return self.lexical.legs(terms, self._dialogue, of_several)
 
     def count_words(self, terms: Hashes) -> WordStatistics:
         """How often the words of a query occur."""
-        if self._turns is None:
-            self._turns = find_turns(self.columns, self.lexical.neighbours)
-        return self.lexical.count_words(terms, self._turns)
+        if self._dialogue is None:
+            self._dialogue = find_dialogue(self.columns, self.lexical.neighbours)
+        return self.lexical.count_words(terms, self._dialogue)
 
     @property
     def size_bytes(self) -> int:
@@ -65,7 +65,7 @@ class SearchStructures:
         found = {id_: self.dense.vector(slot) for id_, slot in slots.items()}
         return {id_: vector for id_, vector in found.items() if vector is not None}
 
-    def extend(self, block: Block, later: bool = False) -> None:
+    def extend(self, block: RowBlock, later: bool = False) -> None:
         """Add new fragments, all at once: one by one costs five times as much.
 
         `later`: more will follow; the caller then calls `settle_postings`.
@@ -75,7 +75,7 @@ class SearchStructures:
             return
         first = self.columns.extend(fragments)
         self.identities.extend([identity_hash(each) for each in fragments], later)
-        self._turns = None
+        self._dialogue = None
         sessions: list[int] = self.columns.linked_sessions(first).tolist()
         characters = [len(each.content) for each in fragments]
         self.lexical.extend(block.hashes, block.counts, block.sizes, sessions, characters, later)
@@ -92,7 +92,7 @@ class SearchStructures:
         """Do the deferred work after the last block that was added with `later`."""
         self.lexical.settle()
         self.identities.settle()
-        self.legs(np.empty(0, np.uint64))  # the turns and the length norms
+        self.legs(np.empty(0, np.uint64))  # the dialogue and the length norms
 
     @property
     def vector_count(self) -> int:
@@ -115,11 +115,11 @@ class SearchStructures:
             else:
                 new[row.fragment.id] = row
         if new:
-            self.extend(Block.from_rows(list(new.values())))
+            self.extend(RowBlock.from_rows(list(new.values())))
         for row in changes:
             self._apply_row(row)
 
-    def apply_block(self, block: Block) -> None:
+    def apply_block(self, block: RowBlock) -> None:
         """Apply fragments as they are after an image, by position: those that it lacks, and others of which neither
         words nor attributes were replaced, but place, marks or vector may have changed.
         """
@@ -144,7 +144,7 @@ class SearchStructures:
             self.lexical.remove(slot)
 
     def _move(self, slot: int, fragment: Fragment) -> None:
-        self._turns = None
+        self._dialogue = None
         self.identities.set(slot, identity_hash(fragment))
         self.lexical.move(slot, int(self.columns.linked_sessions(slot)[0]))
 
@@ -193,7 +193,7 @@ class SearchStructures:
 
     def remove_fragments(self, ids: Iterable[str]) -> None:
         """Remove fragments that left the memory permanently."""
-        self._turns = None
+        self._dialogue = None
         for id_ in ids:
             slot = self.columns.slot(id_)
             if slot is not None:

@@ -18,7 +18,7 @@ from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, State
 from memstream_server.engine.errors import EngineError, FieldViolation, FragmentNotFound, InvalidField
 from memstream_server.engine.memory.decision import Decision
-from memstream_server.engine.requests import NewObservation, Refusal
+from memstream_server.engine.requests import NewObservation, RejectedObservation
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.known_fragments import KnownFragments
@@ -44,11 +44,11 @@ def cycle_error(key: str, field: str) -> InvalidField:
 
 
 def refuse_unknown(
-    items: Sequence[NewObservation | Refusal],
+    items: Sequence[NewObservation | RejectedObservation],
     working: WorkingSet,
     list_waiting: Callable[[], Iterable[Fragment]],
     now_us: int,
-) -> Sequence[NewObservation | Refusal]:
+) -> Sequence[NewObservation | RejectedObservation]:
     """`items` unchanged, or a new list in which those that cannot supersede what they name are refused.
 
     list_waiting: the observations that are submitted and not yet stored.
@@ -59,20 +59,20 @@ def refuse_unknown(
     return checked if any(one is not item for one, item in zip(checked, items, strict=True)) else items
 
 
-def superseding_error(items: Sequence[NewObservation | Refusal]) -> EngineError:
+def superseding_error(items: Sequence[NewObservation | RejectedObservation]) -> EngineError:
     """The first refusal of `refuse_unknown` as an error."""
-    refused = next(item for item in items if isinstance(item, Refusal) and item.reason in _CODES)
+    refused = next(item for item in items if isinstance(item, RejectedObservation) and item.reason in _CODES)
     if refused.reason == FragmentNotFound.reason:
         return FragmentNotFound(refused.message, id=refused.details["id"])
     return InvalidField(refused.message, violations=(FieldViolation("observations.supersedes", refused.message),))
 
 
 def _check_items(
-    items: Sequence[NewObservation | Refusal],
+    items: Sequence[NewObservation | RejectedObservation],
     working: WorkingSet,
     list_waiting: Callable[[], Iterable[Fragment]],
     now_us: int,
-) -> Iterator[NewObservation | Refusal]:
+) -> Iterator[NewObservation | RejectedObservation]:
     waiting: set[str] | None = None
     said: set[str] = set()
     for item in items:
@@ -83,7 +83,7 @@ def _check_items(
             error = _find_error(item, working, [key for key in unknown if key not in (waiting or ())])
             if error is not None:
                 code = _CODES[error.reason]
-                yield Refusal(code, error.reason, error.message, item.digest, error.details)
+                yield RejectedObservation(code, error.reason, error.message, item.digest, error.details)
                 continue
         if isinstance(item, NewObservation) and item.external_id:
             said.add(item.external_id)

@@ -38,7 +38,7 @@ from memstream_server.ports.images import NO_IMAGES, Image, ImageKey, Images
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import Changes, LoadedMemory
 from memstream_server.ports.journal.records import MemoryRecord
-from memstream_server.ports.journal.rows import Block, Row
+from memstream_server.ports.journal.rows import Row, RowBlock
 from memstream_server.ports.journal.writing import Commit
 from memstream_server.ports.models import Analyzer
 
@@ -200,7 +200,7 @@ class WorkingSet:
         self._renewed_in = ""
         """The language in which outdated terms were renewed; empty if none were."""
 
-    def add(self, block: Block) -> None:
+    def add(self, block: RowBlock) -> None:
         """See Gathering. Raises ValueError if the terms are outdated and the analyzer lacks the language."""
         self._structures.extend(self._renew_terms(block), later=True)
         for each in block.fragments:
@@ -211,7 +211,7 @@ class WorkingSet:
         self._unsettled.update([each.id for each in block.fragments if each.tier is not Tier.LONG_TERM])
         self._latest = [*self._latest, *block.fragments][-LATEST_MAX:]
 
-    def _renew_terms(self, block: Block) -> Block:
+    def _renew_terms(self, block: RowBlock) -> RowBlock:
         renewed = renew_terms(block, self._analyzer, self.record)
         if renewed is not block:
             self._renewed_in = self.record.policy.language

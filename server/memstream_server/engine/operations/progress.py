@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from memstream_server.engine.runtime.clock import Clock
-    from memstream_server.ports.operations import Failure, Operation
+    from memstream_server.ports.operations import Operation, OperationFailure
 
 SAVE_INTERVAL_S = 1.0
 """Shortest interval between two writes of the progress."""
@@ -30,7 +30,7 @@ class Progress:
         """Whether the work went beyond earlier attempts since this was set to False."""
         self._most = operation.done
 
-    async def report_wait(self, why: Failure | None) -> None:
+    async def report_wait(self, why: OperationFailure | None) -> None:
         """Report what the work waits for (None: nothing), shown as the `error` of the running operation."""
         if self.operation.error != why:
             self.operation = replace(self.operation, error=why)

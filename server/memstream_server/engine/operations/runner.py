@@ -7,7 +7,7 @@ for different ones: at most AT_ONCE of a type for memories, and as many others.
 Rule 3. With a shared journal one process runs an operation: it claims the row. A memory's operation belongs to the
 owner of the memory, any other to the leader. A process gives away operations that it does not own.
 Rule 4. Failures that may pass (a model or the journal is down) are retried. TRIES failures in a row without progress,
-or any other failure, end the operation. A client reads a `Failure`, never the text of an exception.
+or any other failure, end the operation. A client reads a `OperationFailure`, never the text of an exception.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from memstream_server.engine.errors import (
 from memstream_server.engine.operations.progress import OperationCancelled, Progress
 from memstream_server.engine.runtime.call_context import complete
 from memstream_server.engine.runtime.clock import Clock, Ids
-from memstream_server.ports.journal.errors import Conflict, JournalError
+from memstream_server.ports.journal.errors import JournalError, StaleWrite
 from memstream_server.ports.journal.records import Answer
-from memstream_server.ports.operations import Failure, Operation, Operations, OperationState
+from memstream_server.ports.operations import Operation, OperationFailure, Operations, OperationState
 
 if TYPE_CHECKING:
     from memstream_server.engine.runtime.ownership import Ownership
@@ -72,10 +72,10 @@ class _Kind:
     """Whether the work rolls back when it is cancelled. If it had begun and does not run at that time, it runs once
     more to do so.
     """
-    slots: asyncio.Semaphore
+    places: asyncio.Semaphore
     """Slots for operations of memories."""
     wide: asyncio.Semaphore
-    """Slots for the others. They may wait for operations of memories, so with shared slots they could deadlock."""
+    """Places for the others. They may wait for operations of memories, so with shared places they could deadlock."""
     lanes: WeakValueDictionary[tuple[str, str], asyncio.Lock] | None
     """None if operations of one memory may run in parallel."""
 
@@ -99,7 +99,7 @@ class OperationRunner:
         store: Operations,
         clock: Clock,
         ids: Ids,
-        failure_of: Callable[[Exception], Failure],
+        failure_of: Callable[[Exception], OperationFailure],
         ownership: Ownership,
     ) -> None:
         self._store = store
@@ -124,8 +124,8 @@ class OperationRunner:
     ) -> None:
         """Register a type of operation; `in_turn=False` lets those of one memory run in parallel."""
         lanes: WeakValueDictionary[tuple[str, str], asyncio.Lock] | None = WeakValueDictionary() if in_turn else None
-        slots, wide = asyncio.Semaphore(at_once), asyncio.Semaphore(at_once)
-        self._kinds[type] = _Kind(unit, work, stays, undoes, slots, wide, lanes)
+        places, wide = asyncio.Semaphore(at_once), asyncio.Semaphore(at_once)
+        self._kinds[type] = _Kind(unit, work, stays, undoes, places, wide, lanes)
 
     async def resume(self) -> None:
         """Resume operations of an earlier process, and claim those without a process. Call every few seconds if the
@@ -266,7 +266,7 @@ class OperationRunner:
     async def _in_turn(self, live: _Live, kind: _Kind) -> None:
         where = live.progress.operation.namespace, live.progress.operation.memory
         lane = asyncio.Lock() if kind.lanes is None else kind.lanes.setdefault(where, asyncio.Lock())
-        async with lane, kind.slots if live.progress.operation.memory else kind.wide:
+        async with lane, kind.places if live.progress.operation.memory else kind.wide:
             await self._run_work(live, kind)
 
     async def _run_work(self, live: _Live, kind: _Kind) -> None:
@@ -309,7 +309,7 @@ class OperationRunner:
             if progress.operation.cancel_asked and not kind.undoes:
                 raise OperationCancelled
 
-    async def _end_operation(self, live: _Live, state: OperationState, error: Failure | None = None) -> None:
+    async def _end_operation(self, live: _Live, state: OperationState, error: OperationFailure | None = None) -> None:
         now_us = self._clock.now_us()
         operation = replace(live.progress.operation, state=state, end_time_us=now_us, error=error)
         log.info("operation_ended", operation=operation.id, type=operation.type, state=state.value)
@@ -353,7 +353,7 @@ class OperationRunner:
 
 def _map_error(error: JournalError) -> EngineError:
     """The store's error as an engine error."""
-    if isinstance(error, Conflict):
+    if isinstance(error, StaleWrite):
         return AlreadyAnswered(
             "a concurrent repeat of this request was answered; repeat it to get that answer", retry_after_s=0.1
         )

@@ -53,7 +53,7 @@ class Twins:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class PartialAnswer:
     """What one memory ranks for an answer, or why it ranks nothing."""
 
     answer: RecallAnswer
@@ -121,7 +121,7 @@ def list_working_memory(working: WorkingSet, query: Query, now_us: int) -> list[
     ]
 
 
-def merge_rankings(parts: Sequence[Part]) -> Generator[None, None, Ranked]:
+def merge_rankings(parts: Sequence[PartialAnswer]) -> Generator[None, None, Ranked]:
     """All recollections, best first; of a fragment that several memories hold, the first. Pauses between its steps."""
     runs: list[list[tuple[float, int, int, Recollection]]] = []
     for number, part in enumerate(parts):
@@ -139,7 +139,7 @@ def merge_rankings(parts: Sequence[Part]) -> Generator[None, None, Ranked]:
     return list(seen.values())
 
 
-def with_scores(part: Part, scores: Mapping[str, Scored], formula: str) -> Part:
+def with_scores(part: PartialAnswer, scores: Mapping[str, Scored], formula: str) -> PartialAnswer:
     """The part with the reranker's scores: these by score, then newest, the others behind them."""
     found = part.answer.recollections
     again = [structs.replace(one, scored=scores[one.scored.id]) for one in found if one.scored.id in scores]
@@ -150,7 +150,7 @@ def with_scores(part: Part, scores: Mapping[str, Scored], formula: str) -> Part:
     return replace(part, answer=structs.replace(part.answer, recollections=(*again, *rest), formula=formula))
 
 
-def arrange_twins(parts: Sequence[Part], ranked: Ranked) -> Ranked:
+def arrange_twins(parts: Sequence[PartialAnswer], ranked: Ranked) -> Ranked:
     """The recollections with the later one of twins first; an earlier one names it."""
     best = ranked[:AMONG]
     twins = {one.fragment.id: (number, parts[number].twins) for number, one in best}
@@ -179,7 +179,7 @@ def arrange_twins(parts: Sequence[Part], ranked: Ranked) -> Ranked:
     return [*[best[place] for place in order], *ranked[AMONG:]]
 
 
-def complete_answer(parts: Sequence[Part], ranked: Ranked, query: Query, limit: int | None) -> RecallAnswer:
+def complete_answer(parts: Sequence[PartialAnswer], ranked: Ranked, query: Query, limit: int | None) -> RecallAnswer:
     """The answer: what of the ranking is within the limits and the budget of tokens, and what the memories say of it.
 
     limit: of several memories together; None: the only one's.
@@ -216,7 +216,7 @@ def complete_answer(parts: Sequence[Part], ranked: Ranked, query: Query, limit: 
     return structs.replace(answer, memories=tuple(_describe_parts(parts, answer))) if several else answer
 
 
-def _sum_up(parts: Sequence[Part]) -> RecallAnswer:
+def _sum_up(parts: Sequence[PartialAnswer]) -> RecallAnswer:
     """What several memories say together, without recollections."""
     answers = [part.answer for part in parts]
     answering = [part.answer for part in parts if part.error is None]
@@ -250,7 +250,7 @@ def _find_unmatched(answers: Sequence[RecallAnswer]) -> tuple[Unmatched, ...]:
     return tuple([one for one in first if all(one in each.unmatched for each in answers)])
 
 
-def _describe_parts(parts: Sequence[Part], answer: RecallAnswer) -> Iterable[MemoryAnswer]:
+def _describe_parts(parts: Sequence[PartialAnswer], answer: RecallAnswer) -> Iterable[MemoryAnswer]:
     counts, kept = Counter([one.memory for one in answer.recollections]), set(answer.working_ids)
     for part in parts:
         own = structs.replace(part.answer, degraded=part.degraded)
@@ -269,7 +269,7 @@ def make_part(
     known: Mapping[str, Fragment],
     now_us: int,
     words_of: Callable[[Fragment], Words] | None,
-) -> Part:
+) -> PartialAnswer:
     """All that a ranking found. known: the fragments of its results and companions by id, without those that have left
     the memory since. now_us: the time for expiry. words_of: of statements that may be twins; None: none may."""
     suspicions, record = working.suspicions, working.record
@@ -304,7 +304,7 @@ def make_part(
     last_us = working.columns.last_us
     folded_us = {id_: int(last_us[working.columns.slots(ids)].max(initial=0)) for id_, ids in found.folded.items()}
     wants_working = query.working_memory and record.kind is not MemoryKind.LONG_TERM
-    return Part(
+    return PartialAnswer(
         with_truth(answer, working, now_us),
         list_working_memory(working, query, now_us) if wants_working else (),
         limit=found.limit,

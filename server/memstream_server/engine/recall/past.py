@@ -22,11 +22,11 @@ from memstream_server.engine import lifecycle
 from memstream_server.engine.errors import CursorCompacted, CursorVoid, FragmentNotFound, JournalUnavailable
 from memstream_server.engine.memory.working_set import WorkingSet
 from memstream_server.engine.runtime.turns import in_slices, pause_if_due
-from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.errors import StaleWrite
 from memstream_server.ports.journal.reading import FragmentQuery, LoadedMemory
 from memstream_server.ports.journal.recall_receipts import RecallReceipt
-from memstream_server.ports.journal.records import MemoryRecord, Recorded, Version
-from memstream_server.ports.journal.rows import Block, Row
+from memstream_server.ports.journal.records import FragmentVersion, MemoryRecord, Recorded
+from memstream_server.ports.journal.rows import Row, RowBlock
 
 if TYPE_CHECKING:
     from memstream_server.engine.requests import AsOf
@@ -64,7 +64,7 @@ class _Moment:
         self.timeline = timeline
         self._journal = journal
         self._time_us = time_us
-        self._versions: dict[str, Version] = {}
+        self._versions: dict[str, FragmentVersion] = {}
 
     @property
     def time_us(self) -> int:
@@ -94,7 +94,7 @@ class _Moment:
             raise _not_kept(found[0].revision if found else self.record.revision)
         self.timeline.time_us = found[0].time_us
 
-    async def read_versions(self, ids: Iterable[str]) -> Mapping[str, Version]:
+    async def read_versions(self, ids: Iterable[str]) -> Mapping[str, FragmentVersion]:
         """The versions that hold these fragments' content. Raises CursorCompacted."""
         wanted = {id_: base for id_ in ids if (base := self._find_base(id_))}
         missing = {id_: base for id_, base in wanted.items() if id_ not in self._versions}
@@ -125,7 +125,7 @@ class _Moment:
         versions = await self.read_versions(changed)
         return {id_: vector for id_ in changed if (vector := _get_version(versions, id_).vector)}
 
-    def _rebuild(self, present: Fragment, versions: Mapping[str, Version]) -> Fragment | None:
+    def _rebuild(self, present: Fragment, versions: Mapping[str, FragmentVersion]) -> Fragment | None:
         base = self._find_base(present.id)
         if base is None:
             return None
@@ -143,7 +143,7 @@ class _Moment:
         return Row(built.but(model=space if vector else ""), version.terms, vector)
 
 
-def _get_version(versions: Mapping[str, Version], id_: str) -> Version:
+def _get_version(versions: Mapping[str, FragmentVersion], id_: str) -> FragmentVersion:
     if id_ not in versions:  # pruned or erased since the keys were read
         raise JournalUnavailable("the history changes now: try again", retry_after_s=0.1)
     return versions[id_]
@@ -158,7 +158,7 @@ class _PastWorkingSet(WorkingSet):
     behind = False
     """Whether a fragment has changed since the log was read: the load is worthless."""
 
-    def add(self, block: Block) -> None:
+    def add(self, block: RowBlock) -> None:
         if self.behind or any(one.version > self.moment.timeline.head for one in block.fragments):
             self.behind = True
             return
@@ -170,7 +170,7 @@ class _PastWorkingSet(WorkingSet):
             for row in kept
             if row.fragment.tier is not Tier.LONG_TERM and row.fragment.forget_time_us is None
         ]
-        super().add(Block.from_rows(kept))
+        super().add(RowBlock.from_rows(kept))
 
     def begin(self, record: MemoryRecord, all_vectors: bool) -> None:
         super().begin(self._with_policy(record), all_vectors)
@@ -330,7 +330,7 @@ class Past:
         await self._models.prepare_language(moment.record.policy if receipt is None else receipt.policy)
         try:
             loaded = await self._storage.journal.load_memory(moment.record.uid, embedding.name, vectors_max, working)
-        except Conflict as error:
+        except StaleWrite as error:
             raise JournalUnavailable("the memory was deleted", retry_after_s=0.1) from error
         working.finish_load(loaded)
         if receipt is not None:

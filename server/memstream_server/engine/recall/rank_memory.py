@@ -20,7 +20,7 @@ from memstream_server.core.filters import EVERYTHING, Filter, TestedConditions, 
 from memstream_server.core.lending import Superseded, find_borrowers
 from memstream_server.core.lexical import Legs
 from memstream_server.core.policy import Policy, RankingRule, Truth
-from memstream_server.core.ranking import NearMiss, Question
+from memstream_server.core.ranking import NearMiss, RankingQuery
 from memstream_server.core.scores import Scored
 from memstream_server.core.signals import Signals
 from memstream_server.core.suspicions import Suspicion
@@ -78,7 +78,7 @@ Rank = Callable[[Cosines, Legs | None, Unread | None], Awaitable[Found]]
 
 
 async def rank_in_ram(
-    working: WorkingSet, dense: DenseMatrix, question: Question, journal: Journal, rank: Rank
+    working: WorkingSet, dense: DenseMatrix, question: RankingQuery, journal: Journal, rank: Rank
 ) -> Found | None:
     """Rank a memory with vectors in RAM; None if it has outgrown RAM meanwhile.
 
@@ -191,7 +191,7 @@ def superseded_of(working: WorkingSet, masks: Masks) -> Superseded | None:
     return None if masks.superseded is None else Superseded(masks.superseded, working.links.newer)
 
 
-def add_lenders(working: WorkingSet, masks: Masks, question: Question, legs: Legs, ids: Sequence[str]) -> Slots:
+def add_lenders(working: WorkingSet, masks: Masks, question: RankingQuery, legs: Legs, ids: Sequence[str]) -> Slots:
     """Slots whose vectors lending needs in a memory beyond RAM: superseded fragments that may lend, by their words or
     because they are among the index's `ids`, and the fragments that they lend to.
     """
@@ -215,7 +215,7 @@ def _filter_mask(working: WorkingSet, chosen: Filter, now_us: int, tested: Teste
 def _rank_whole(
     working: WorkingSet,
     query: Query,
-    question: Question,
+    question: RankingQuery,
     allowed: Mask,
     cosines: Cosines,
 ) -> Generator[None, None, Found]:
@@ -246,7 +246,7 @@ def _rank_whole(
 def _rank_dbgpt(
     working: WorkingSet,
     query: Query,
-    question: Question,
+    question: RankingQuery,
     allowed: Mask,
     cosines: Cosines,
     unread: Unread | None,
@@ -285,7 +285,7 @@ def _rank_dbgpt(
     )
 
 
-def _read_shared(legs: Legs, question: Question, ranked: ranking.Ranking) -> tuple[frozenset[int], float]:
+def _read_shared(legs: Legs, question: RankingQuery, ranked: ranking.Ranking) -> tuple[frozenset[int], float]:
     """`Found.shared` and `Found.nearness`."""
     if not ranked.results:
         return frozenset(), -1.0
@@ -311,7 +311,7 @@ def _read_accesses(working: WorkingSet, slots: Slots) -> tuple[tuple[str, int], 
 def rank_memory(
     working: WorkingSet,
     query: Query,
-    question: Question,
+    question: RankingQuery,
     cosines: Cosines,
     now_us: int,
     wider: bool,

@@ -27,7 +27,7 @@ from memstream_server.core.dense import Cosines, multiply_rows
 from memstream_server.core.filters import EVERYTHING, TestedConditions, search_metadata
 from memstream_server.core.lexical import Legs, WordStatistics, query_terms
 from memstream_server.core.policy import AUTO_LANGUAGE, RankingRule, Truth
-from memstream_server.core.ranking import Question
+from memstream_server.core.ranking import RankingQuery
 from memstream_server.core.speakers import list_named
 from memstream_server.core.time_phrases.recognition import TimePhrase, asks_only_time, find_times, has_time_words
 from memstream_server.core.twins import AMONG, Words
@@ -35,7 +35,7 @@ from memstream_server.core.values import Fragment, MemoryKind, Vector
 from memstream_server.engine.errors import RevisionNotReached
 from memstream_server.engine.memory.related import read_words
 from memstream_server.engine.recall.answers import (
-    Part,
+    PartialAnswer,
     arrange_twins,
     complete_answer,
     make_part,
@@ -131,7 +131,7 @@ class Recaller:
         """Answer one query. Cancellable at any time; changes nothing before the answer."""
         return await self.complete([await self.rank(actor, query)], query)
 
-    async def rank(self, actor: Actor | PastMemory, query: Query, shared: Shared | None = None) -> Part:
+    async def rank(self, actor: Actor | PastMemory, query: Query, shared: Shared | None = None) -> PartialAnswer:
         """What a memory says to a query, for `complete`."""
         shared = Shared() if shared is None else shared
         watch = _Stopwatch(self._runtime.clock)
@@ -175,7 +175,7 @@ class Recaller:
             answer = structs.replace(answer, evidence=evidence)
         return replace(part, answer=answer)
 
-    async def complete(self, parts: Sequence[Part], query: Query, limit: int | None = None) -> RecallAnswer:
+    async def complete(self, parts: Sequence[PartialAnswer], query: Query, limit: int | None = None) -> RecallAnswer:
         """The answer of these memories: merged, reranked, the later one of twins first, within limits and budget.
 
         query: what is asked of all together. limit: of all together; None: there is one memory, which has its own.
@@ -196,8 +196,12 @@ class Recaller:
         return structs.replace(answer, timings_s=timings_s, degraded=degraded)
 
     async def _rerank(
-        self, reranking: Reranking, parts: Sequence[Part], ranked: Sequence[tuple[int, Recollection]], query: Query
-    ) -> tuple[Sequence[Part], str]:
+        self,
+        reranking: Reranking,
+        parts: Sequence[PartialAnswer],
+        ranked: Sequence[tuple[int, Recollection]],
+        query: Query,
+    ) -> tuple[Sequence[PartialAnswer], str]:
         """The parts with the reranker's scores for the best of the ranking, and why there are none."""
         reranked = [
             (one, part.beta) for number, one in ranked if (part := parts[number]).limit is not None and part.beta
@@ -285,7 +289,7 @@ class Recaller:
         return replace(found, interpreted=times) if times else found, ""
 
     async def _search_index(
-        self, working: WorkingSet, query: Query, question: Question, tested: TestedConditions, watch: _Stopwatch
+        self, working: WorkingSet, query: Query, question: RankingQuery, tested: TestedConditions, watch: _Stopwatch
     ) -> tuple[Found, str]:
         """Search a memory that is too large for RAM: candidates from index and overlay, their vectors from the
         journal.
@@ -329,8 +333,8 @@ class Recaller:
                 results_max=question.limit,
                 per_leg=question.per_leg,
             )
-        if legs.turns is not None:
-            lexical = legs.turns.complete(np.union1d(lexical, working.columns.slots([*ids, *fresh])), allowed)
+        if legs.dialogue is not None:
+            lexical = legs.dialogue.complete(np.union1d(lexical, working.columns.slots([*ids, *fresh])), allowed)
         lexical = np.concatenate([lexical, add_lenders(working, masks, question, legs, [*ids, *fresh])])
         wanted = {working.columns.ids[slot] for slot in lexical} | {id_ for id_ in ids if id_ in working.columns}
         known = fresh.keys() | working.fresh.keys() | working.vectorless
@@ -376,13 +380,13 @@ class Recaller:
         now_us: int,
         times: tuple[TimePhrase, ...],
         terms: Terms,
-    ) -> Question:
+    ) -> RankingQuery:
         policy = working.record.policy
         given = policy.recall
         reranking = self._find_reranking(working)
         twins = AMONG if _orders_twins(working) else 0
         ranked = max(limit_of(policy, query), twins, 0 if reranking is None else reranking.candidates)
-        return Question(
+        return RankingQuery(
             text=query.text,
             terms=query_terms(terms.hashes),
             vector=vector,
@@ -402,7 +406,7 @@ class Recaller:
         self,
         working: WorkingSet,
         query: Query,
-        question: Question,
+        question: RankingQuery,
         tested: TestedConditions,
         cosines: Cosines,
         legs: Legs | None = None,
@@ -481,7 +485,7 @@ def _asks_about_the_past(interpreted: Sequence[TimePhrase], query: Query, clock:
     return any(one.window.end_us is not None and one.window.end_us <= now_us for one in interpreted)
 
 
-def _search_count(working: WorkingSet, query: Query, question: Question) -> int:
+def _search_count(working: WorkingSet, query: Query, question: RankingQuery) -> int:
     """How many neighbours the index is asked for: more than a leg needs, because some may be filtered, forgotten,
     removed or superseded.
     """

@@ -32,7 +32,7 @@ from memstream_server.ports.journal.recall_receipts import RankedFragment, Recal
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.actor import Actor
-    from memstream_server.engine.recall.answers import Part
+    from memstream_server.engine.recall.answers import PartialAnswer
     from memstream_server.engine.recall.past import Past, PastMemory
     from memstream_server.engine.recall.recall import Recaller
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
@@ -105,7 +105,9 @@ class RecallReceipts:
         self._past = past
         self._recaller = recaller
 
-    async def rank_and_keep(self, actor: Actor, query: Query, rank: Callable[[], Awaitable[Part]]) -> Part:
+    async def rank_and_keep(
+        self, actor: Actor, query: Query, rank: Callable[[], Awaitable[PartialAnswer]]
+    ) -> PartialAnswer:
         """The part of `rank`, and the memory's own answer with its receipt, which is durable; without one if the policy
         keeps none, or if the namespace's quota is used up: then `degraded` says so."""
         while True:
@@ -219,7 +221,7 @@ class RecallReceipts:
         )
 
 
-def _with_receipt(part: Part, own: RecallAnswer, receipt_id: str, lacks: str = "") -> Part:
+def _with_receipt(part: PartialAnswer, own: RecallAnswer, receipt_id: str, lacks: str = "") -> PartialAnswer:
     def kept(answer: RecallAnswer) -> RecallAnswer:
         degraded = "; ".join(filter(None, (answer.degraded, lacks)))
         return replace(answer, receipt_id=receipt_id, degraded=degraded)

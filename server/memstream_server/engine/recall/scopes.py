@@ -34,7 +34,7 @@ from memstream_server.engine.errors import (
     OwnerUnreachable,
     RevisionNotReached,
 )
-from memstream_server.engine.recall.answers import NOTHING, Part, list_fragments
+from memstream_server.engine.recall.answers import NOTHING, PartialAnswer, list_fragments
 from memstream_server.engine.recall.recall import Shared, wait_until_visible
 from memstream_server.engine.recall.standing_query import StandingQuery
 from memstream_server.engine.requests import Change, Query, RecallAnswer, Recollection, Scope
@@ -147,7 +147,7 @@ class _Asking:
     named: bool
     """Whether the answer names memories: not if there is only this one."""
 
-    def label(self, part: Part) -> Part:
+    def label(self, part: PartialAnswer) -> PartialAnswer:
         """The part with the memory's name and weight."""
         return replaced(part, memory=self.asked.path, weight=self.asked.scope.weight) if self.named else part
 
@@ -156,15 +156,15 @@ class _Asking:
         assert self.other is not None
         return await self.other.count_words(self.asked.scope, self.asked.namespace, self.asked.name)
 
-    async def ask_other(self, words: Words) -> Part:
+    async def ask_other(self, words: Words) -> PartialAnswer:
         """What the memory says, or why nothing."""
         assert self.other is not None
         quiet = replaced(self.asked.scope, query=replace(self.asked.scope.query, reinforce=False))
         try:
             answer = await self.other.recall(quiet, self.asked.namespace, self.asked.name, words)
         except (MemoryNotFound, *_UNANSWERED) as error:
-            return self.label(Part(NOTHING, (), error=error))
-        return self.label(Part(answer, _list_short_term(answer)))
+            return self.label(PartialAnswer(NOTHING, (), error=error))
+        return self.label(PartialAnswer(answer, _list_short_term(answer)))
 
     @property
     def wants_accesses(self) -> bool:
@@ -191,7 +191,7 @@ def _list_short_term(answer: RecallAnswer) -> list[Fragment]:
     return [known[id_] for id_ in answer.working_ids if id_ in known]
 
 
-RankOne = Callable[[str, str, Query, Shared], Awaitable[Part]]
+RankOne = Callable[[str, str, Query, Shared], Awaitable[PartialAnswer]]
 
 
 class SeveralMemories:
@@ -330,7 +330,7 @@ class SeveralMemories:
 
     async def _rank_all(
         self, asking: Sequence[_Asking], words: Words, wire: Wire, partial: bool, shared: Shared
-    ) -> list[tuple[_Asking, Part]]:
+    ) -> list[tuple[_Asking, PartialAnswer]]:
         """What each memory says; those of other servers are asked meanwhile."""
         tasks = {each: asyncio.create_task(each.ask_other(words)) for each in asking if each.other is not None}
         found = []
@@ -346,7 +346,9 @@ class SeveralMemories:
                 task.cancel()
         return found
 
-    def _count_accesses(self, found: Sequence[tuple[_Asking, Part]], words: Words, answer: RecallAnswer) -> None:
+    def _count_accesses(
+        self, found: Sequence[tuple[_Asking, PartialAnswer]], words: Words, answer: RecallAnswer
+    ) -> None:
         """Of what the whole answer has. Other servers, which cannot know before, are asked in the background."""
         shown: dict[str, list[Recollection]] = {}
         for one in answer.recollections:
@@ -437,14 +439,14 @@ class SeveralMemories:
             found[each_counted.terms] = each_counted if known is None else known + each_counted
         return tuple(found.values())
 
-    async def _rank_here(self, each: _Asking, words: Words, wire: Wire, shared: Shared) -> Part:
+    async def _rank_here(self, each: _Asking, words: Words, wire: Wire, shared: Shared) -> PartialAnswer:
         query = each.asked.scope.query
         if words:
             query = replace(query, words=words, receipt=query.receipt and wire.add_words(query.receipt, words))
         try:
             part = await self._rank_one(each.asked.namespace, each.asked.name, query, shared)
         except (MemoryNotFound, *_UNANSWERED) as error:
-            part = Part(NOTHING, (), error=error)
+            part = PartialAnswer(NOTHING, (), error=error)
         await pause_if_due()
         return each.label(part)
 

@@ -16,7 +16,7 @@ from memstream_server.engine.memory.enrich import Enricher
 from memstream_server.engine.recall.reranking import Reranking
 from memstream_server.engine.runtime.clock import Clock, Ids
 from memstream_server.engine.runtime.embedding_spaces import Embeddings
-from memstream_server.engine.settings import LeaseTimes, Limits, TransferSettings
+from memstream_server.engine.settings import EngineLimits, LeaseTimes, TransferSettings
 from memstream_server.ports.blocks import BlockStore
 from memstream_server.ports.conversation_records import SessionStore
 from memstream_server.ports.images import NO_IMAGES, Images
@@ -25,13 +25,13 @@ from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Recorded
 from memstream_server.ports.journal.writing import Commit
 from memstream_server.ports.models import Analyzer, ConflictJudge, EmbeddingModel, Insights, ModelState, ModelStatus
-from memstream_server.ports.operations import Failure, Operations
+from memstream_server.ports.operations import OperationFailure, Operations
 from memstream_server.ports.processes import Processes
 
 POLL_ALONE_S, POLL_SHARED_S = 5.0, 1.0
 
 
-class Metrics(Protocol):
+class EngineCounts(Protocol):
     """Counts events and durations, without memory or user ids."""
 
     def count_received(self, observations: int, rejected: int, seconds: float) -> None:
@@ -137,9 +137,9 @@ class Runtime:
 
     clock: Clock
     ids: Ids
-    limits: Limits
-    metrics: Metrics
-    failure_of: Callable[[Exception], Failure]
+    limits: EngineLimits
+    metrics: EngineCounts
+    failure_of: Callable[[Exception], OperationFailure]
     """What a client may read of an error."""
 
 

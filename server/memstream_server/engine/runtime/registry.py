@@ -29,7 +29,7 @@ from memstream_server.engine.errors import (
 from memstream_server.engine.memory.actor import Actor
 from memstream_server.engine.memory.working_set import WorkingSet
 from memstream_server.engine.runtime.ownership import Ownership
-from memstream_server.ports.journal.errors import Conflict, JournalError
+from memstream_server.ports.journal.errors import JournalError, StaleWrite
 from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import MemoryRecord
 
@@ -216,7 +216,7 @@ class Registry:
             embedding = self._models.embeddings.in_force
             loaded, working = await self._read_memory(uid, embedding)
             await self._models.prepare_language(loaded.record.policy)
-        except Conflict as error:
+        except StaleWrite as error:
             self.ownership.forget_memory(uid)
             raise MemoryDeleted("the memory was deleted") from error
         except JournalError as error:
@@ -236,7 +236,7 @@ class Registry:
         return actor
 
     async def _read_memory(self, uid: str, embedding: Embedding) -> tuple[LoadedMemory, WorkingSet]:
-        """The memory as the journal has it, and its working set. Raises Conflict, JournalError."""
+        """The memory as the journal has it, and its working set. Raises StaleWrite, JournalError."""
         limits, journal = self._runtime.limits, self._storage.journal
         vectors_max = limits.dense_max(embedding.model.dimension)
         working = WorkingSet(

@@ -9,11 +9,11 @@ class JournalError(Exception):
     log_text = True
 
 
-class Conflict(JournalError):
+class StaleWrite(JournalError):
     """The memory has another (epoch, revision) or was deleted: another process wrote, or the RAM state is stale."""
 
 
-class AnswerExists(Conflict):
+class AnswerExists(StaleWrite):
     """The request has a stored answer, or its batch is received and waits to be stored: serve that answer."""
 
 

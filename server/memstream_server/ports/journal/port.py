@@ -32,6 +32,7 @@ from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.records import (
     Answer,
     Counts,
+    FragmentVersion,
     Indexable,
     IndexEntry,
     Job,
@@ -40,10 +41,9 @@ from memstream_server.ports.journal.records import (
     NamespaceBytes,
     Producer,
     Recorded,
-    Version,
 )
 from memstream_server.ports.journal.spaces import Made, Space, Spaces
-from memstream_server.ports.journal.writing import Accesses, Commit, Receipt, Rejection
+from memstream_server.ports.journal.writing import Accesses, BatchReceipt, Commit, Rejection
 
 T = TypeVar("T")
 
@@ -204,7 +204,7 @@ class Journal(Protocol):
         """Raise the producer's epoch, creating the producer if necessary, and return its state."""
         ...
 
-    async def receive(self, receipt: Receipt) -> None:
+    async def receive(self, receipt: BatchReceipt) -> None:
         """Make a batch durable. Raises Conflict if the memory or the producer has another epoch, or first_sequence is
         not the producer's received + 1; AnswerExists if the request of its answer has one."""
         ...
@@ -294,7 +294,7 @@ class Journal(Protocol):
         ...
 
     # ---- versions
-    async def list_versions(self, uid: str, fragment: str) -> list[Version]:
+    async def list_versions(self, uid: str, fragment: str) -> list[FragmentVersion]:
         """All versions of a fragment, the latest first."""
         ...
 
@@ -302,7 +302,7 @@ class Journal(Protocol):
         """The revisions that name the memory's versions, ascending, by fragment id."""
         ...
 
-    async def get_versions(self, uid: str, wanted: Mapping[str, int]) -> dict[str, Version]:
+    async def get_versions(self, uid: str, wanted: Mapping[str, int]) -> dict[str, FragmentVersion]:
         """By fragment id, the existing ones of these versions (fragment id -> revision)."""
         ...
 

@@ -12,8 +12,8 @@ from memstream_server.ports.blocks import Block as MemoryBlock
 from memstream_server.ports.blocks import BlockName
 from memstream_server.ports.conversations import ConversationName, Message, MessageQuery
 from memstream_server.ports.journal.records import MemoryRecord, Producer, Recorded
-from memstream_server.ports.journal.rows import Anchor, Block, Row
-from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
+from memstream_server.ports.journal.rows import Anchor, Row, RowBlock
+from memstream_server.ports.journal.writing import BatchReceipt, Outcome, Rejection
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class LoadedMemory:
     """
 
     record: MemoryRecord
-    blocks: tuple[Block, ...]
+    blocks: tuple[RowBlock, ...]
     sensory: tuple[Held, ...]
     short_term: tuple[Held, ...]
-    pending: tuple[Receipt, ...]
+    pending: tuple[BatchReceipt, ...]
     producers: tuple[Producer, ...]
     next_position: int
     suspicions: tuple[Suspicion, ...] = ()
@@ -100,7 +100,7 @@ class Changes(Protocol):
         """Up to `limit` transitions from `revision` on, fewer if they are large."""
         ...
 
-    def read_blocks(self, ids: Collection[str]) -> Iterator[Block]:
+    def read_blocks(self, ids: Collection[str]) -> Iterator[RowBlock]:
         """These fragments by position, with all vectors of the requested space; unknown ids are skipped."""
         ...
 
@@ -124,7 +124,7 @@ class Gathering(Protocol):
         """Called before the first block; `all_vectors`: see LoadedMemory."""
         ...
 
-    def add(self, block: Block) -> None:
+    def add(self, block: RowBlock) -> None:
         """The next fragments by position; the callee owns the block's arrays."""
         ...
 

@@ -59,7 +59,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class FragmentVersion:
     """What a fragment was before a commit that replaced its content or attributes."""
 
     fragment: Fragment

@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class RowBlock:
     """Fragments with terms and vectors by column: several objects per fragment would be too many."""
 
     fragments: Sequence[Fragment]
@@ -62,7 +62,7 @@ class Block:
     """The analyzer's version of each fragment's terms."""
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Row]) -> Block:
+    def from_rows(cls, rows: Sequence[Row]) -> RowBlock:
         """Convert rows to columns; a row without terms has none."""
         terms = [row.terms or _NO_TERMS for row in rows]
         packed = [row.vector for row in rows if row.vector is not None]
@@ -76,9 +76,9 @@ class Block:
             versions=np.array([each.version for each in terms], np.uint16),
         )
 
-    def select(self, which: npt.NDArray[np.bool_]) -> Block:
+    def select(self, which: npt.NDArray[np.bool_]) -> RowBlock:
         """The block of these fragments, bool[fragments]."""
-        return Block(
+        return RowBlock(
             fragments=[each for each, wanted in zip(self.fragments, which.tolist(), strict=True) if wanted],
             hashes=self.hashes[np.repeat(which, self.sizes)],
             counts=self.counts[np.repeat(which, self.sizes)],

@@ -65,7 +65,7 @@ class Outcomes:
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class BatchReceipt:
     """A batch of one producer's observations, made durable together: *received*.
 
     `fragments` are the accepted items with id, position and times; `vectors` has vectors that the client supplied, by
@@ -189,7 +189,7 @@ class Commit(Effects):
     anchors: tuple[Anchor, ...] = ()
     released: tuple[str, ...] = ()
     """Ids whose anchors are deleted, because they left short-term."""
-    receipts: tuple[Receipt, ...] = ()
+    receipts: tuple[BatchReceipt, ...] = ()
     """Batches that this commit receives and stores at once: numbered as by `receive`, without a pending payload.
     Nothing received before them is pending: their producers' earlier batches are stored."""
     stored_positions: tuple[int, ...] = ()

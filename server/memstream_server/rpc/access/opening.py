@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AccessOptions:
     """How callers reach the server, and which callers it accepts."""
 
     peers: Peers
@@ -45,7 +45,7 @@ class Access:
         return Authorization(self.identities, self.policy, operation_of, record_of, self.admission)
 
 
-def open_access(settings: Settings) -> Access:
+def open_access(settings: Settings) -> AccessOptions:
     """Reads the files that the settings name. Raises AccessError."""
     files = _tls_files(settings)
     try:
@@ -54,7 +54,7 @@ def open_access(settings: Settings) -> Access:
         raise AccessError(str(error)) from error
     peers = Peers(files, settings.peer_secret.get_secret_value())
     if settings.access_policy_file is None:
-        return Access(peers, credentials)
+        return AccessOptions(peers, credentials)
     keys, jwks = settings.api_keys_file, settings.jwt_jwks
     identities = Identities(
         keys=Watched(keys, parse_keys) if keys is not None else None,
@@ -71,7 +71,7 @@ def open_access(settings: Settings) -> Access:
         settings.caller_bytes_per_s,
         settings.caller_cpu_s_per_s,
     )
-    return Access(peers, credentials, identities, policy, admission)
+    return AccessOptions(peers, credentials, identities, policy, admission)
 
 
 def _open_tokens(jwks: str, settings: Settings) -> JwtIdentities:

@@ -12,10 +12,10 @@ from memstream.v1 import conversation_service_pb2 as pb
 from memstream_server.core.json_text import find_fault
 from memstream_server.engine.runtime.threads import run_in_thread
 from memstream_server.engine.runtime.turns import in_slices
-from memstream_server.ports.conversation_records import ConversationRecord, State, StateName, StateScope
+from memstream_server.ports.conversation_records import ConversationRecord, StateDocument, StateName, StateScope
 from memstream_server.ports.conversations import ConversationName, Message, Plan, PlanChange, PlanState
 from memstream_server.rpc import page_tokens
-from memstream_server.rpc.limits import ENTRIES_PER_SLICE, Limits
+from memstream_server.rpc.limits import ENTRIES_PER_SLICE, RequestLimits
 from memstream_server.rpc.validation import (
     Violations,
     check_bounds,
@@ -44,7 +44,7 @@ _NUMBERS = re.compile(r"\s*(?:\d+\s*(?:,\s*\d+\s*)*)?")
 
 
 def conversation_name(
-    found: Violations, namespace: str, conversation: str, limits: Limits, prefix: str = ""
+    found: Violations, namespace: str, conversation: str, limits: RequestLimits, prefix: str = ""
 ) -> ConversationName:
     """Validates the conversation that a request names."""
     check_name(found, "namespace", namespace, limits)
@@ -52,7 +52,7 @@ def conversation_name(
     return ConversationName(namespace, conversation)
 
 
-def check_text(found: Violations, field: str, value: str, limits: Limits) -> str:
+def check_text(found: Violations, field: str, value: str, limits: RequestLimits) -> str:
     """Validates a text up to the content limit; it may be empty."""
     size = len(value) if value.isascii() else len(value.encode())
     if size > limits.content_bytes_max:
@@ -60,14 +60,14 @@ def check_text(found: Violations, field: str, value: str, limits: Limits) -> str
     return value
 
 
-def check_goal(found: Violations, field: str, value: str, limits: Limits) -> str:
+def check_goal(found: Violations, field: str, value: str, limits: RequestLimits) -> str:
     """Validates a goal. The database selects by it, and not every database can store NUL."""
     if "\0" in value:
         found.add(field, "has a NUL character")
     return check_text(found, field, value, limits)
 
 
-def _check_json(found: Violations, field: str, value: str, limits: Limits) -> str:
+def _check_json(found: Violations, field: str, value: str, limits: RequestLimits) -> str:
     if value and check_text(found, field, value, limits):
         try:
             json.loads(value, parse_constant=_no_constant)
@@ -80,14 +80,16 @@ def _no_constant(value: str) -> None:
     raise ValueError(f"{value} is no number of JSON")
 
 
-async def read_body(found: Violations, field: str, message: pb.ConversationMessage, limits: Limits) -> bytes | None:
+async def read_body(
+    found: Violations, field: str, message: pb.ConversationMessage, limits: RequestLimits
+) -> bytes | None:
     """The body of a message: any JSON, as text that is kept unchanged."""
     if not message.HasField("body"):
         return None
     return await read_json(found, field, message.body, limits)
 
 
-async def read_json(found: Violations, field: str, text: str, limits: Limits) -> bytes:
+async def read_json(found: Violations, field: str, text: str, limits: RequestLimits) -> bytes:
     """Any JSON, as text that is kept unchanged."""
     body = text.encode()
     if len(body) > limits.message_bytes_max:
@@ -101,7 +103,7 @@ def read_message(
     found: Violations,
     message: pb.ConversationMessage,
     body: bytes | None,
-    limits: Limits,
+    limits: RequestLimits,
     at: str = "message.",
     *,
     sent: bool = True,
@@ -178,7 +180,7 @@ def message_of(conversation: ConversationName, message: Message) -> pb.Conversat
 
 
 async def read_plans(
-    found: Violations, plans: Sequence[pb.Plan], conversation: str, limits: Limits
+    found: Violations, plans: Sequence[pb.Plan], conversation: str, limits: RequestLimits
 ) -> tuple[Plan, ...]:
     """Plans to save, with distinct numbers."""
     read: list[Plan] = []
@@ -196,7 +198,7 @@ async def read_plans(
     return tuple(read)
 
 
-def _read_plan(found: Violations, at: str, plan: pb.Plan, conversation: str, limits: Limits) -> Plan:
+def _read_plan(found: Violations, at: str, plan: pb.Plan, conversation: str, limits: RequestLimits) -> Plan:
     if plan.conversation not in ("", conversation):
         found.add(
             f"{at}conversation", f"is {quote_text(plan.conversation)}, the request's is {quote_text(conversation)}"
@@ -223,7 +225,7 @@ def plan_number(found: Violations, field: str, value: int) -> int:
     return int(check_bounds(found, field, value, 1, NUMBER_MAX))
 
 
-def read_change(found: Violations, request: pb.UpdatePlanRequest, limits: Limits) -> PlanChange:
+def read_change(found: Violations, request: pb.UpdatePlanRequest, limits: RequestLimits) -> PlanChange:
     """The changes of an update; at least one."""
     change = PlanChange(
         state=PLAN_STATES.read_value(found, "state", request.state, PlanState.TODO) if request.state else None,
@@ -285,7 +287,7 @@ def conversation_message(record: ConversationRecord) -> pb.Conversation:
 
 
 def read_state_name(
-    found: Violations, namespace: str, scope: pb.StateScope.ValueType, name: str, limits: Limits, at: str = ""
+    found: Violations, namespace: str, scope: pb.StateScope.ValueType, name: str, limits: RequestLimits, at: str = ""
 ) -> StateName:
     """Validates the state document that a request names."""
     if not at:
@@ -300,7 +302,7 @@ def read_state_name(
     return StateName(namespace, read, name)
 
 
-def state_message(name: StateName, state: State, *, document: bool) -> pb.State:
+def state_message(name: StateName, state: StateDocument, *, document: bool) -> pb.State:
     """The state of the contract, with its document or without."""
     return pb.State(
         scope=STATE_SCOPES.numbers[name.scope],

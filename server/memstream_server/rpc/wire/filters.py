@@ -19,7 +19,7 @@ from memstream_server.core.filters import Filter
 from memstream_server.core.metadata import Condition, read_time_us
 from memstream_server.core.values import METADATA_DEPTH_MAX, MetadataValue
 from memstream_server.rpc import validation as check
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.validation import Violations, quote_text
 from memstream_server.rpc.wire import scalars
 from memstream_server.rpc.wire.fragments import KINDS, TIERS
@@ -42,7 +42,7 @@ _Filter = fragment_pb2.FragmentFilter
 _Condition = fragment_pb2.MetadataCondition
 
 
-def read_filter(found: Violations, message: _Filter, limits: Limits, field: str) -> Filter:
+def read_filter(found: Violations, message: _Filter, limits: RequestLimits, field: str) -> Filter:
     """The selected fragments; an empty message selects all."""
     return _Reader(found, limits).read(message, field, 0)
 
@@ -52,7 +52,7 @@ class _Reader:
     """Reads one filter with all that is inside."""
 
     found: Violations
-    limits: Limits
+    limits: RequestLimits
     filters: int = 0
     searches: int = 0
 

@@ -14,7 +14,7 @@ from memstream_server.core.suspicions import ConflictDecision, Suspicion
 from memstream_server.core.values import Fragment, FragmentKind, Role, Tier, TruthStatus
 from memstream_server.engine.requests import AsOf, fragment_etag
 from memstream_server.ports.journal.reading import StoredConflict
-from memstream_server.ports.journal.records import Version
+from memstream_server.ports.journal.records import FragmentVersion
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import scalars
@@ -100,7 +100,7 @@ def write_fragment(message: fragment_pb2.Fragment, fragment: Fragment) -> None:
     message.hidden_characters.extend(list_hidden("\n".join(texts)))
 
 
-def write_version(message: memory_service_pb2.FragmentVersion, version: Version) -> None:
+def write_version(message: memory_service_pb2.FragmentVersion, version: FragmentVersion) -> None:
     """Write a version into an empty message."""
     message.version = version.replaced
     write_fragment(message.fragment, version.fragment.but(version=0))

@@ -15,12 +15,12 @@ from memstream.v1 import stream_service_pb2 as stream_pb
 from memstream_server.core.marks import drop_injected
 from memstream_server.core.values import Role, Structured
 from memstream_server.engine.errors import InvalidField
-from memstream_server.engine.requests import AckLevel, NewObservation, Refusal
+from memstream_server.engine.requests import AckLevel, NewObservation, RejectedObservation
 from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.ports.journal.writing import Outcome, Rejection
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.errors import status_of_rejection, violation_text
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import scalars
 from memstream_server.rpc.wire.fragments import EVENT_TYPES, ROLES, TIERS
@@ -52,10 +52,10 @@ def digest_of(serialised: bytes) -> bytes:
 
 
 async def read_batch(
-    messages: list[pb.Observation], session: str, limits: Limits, dimension: int
-) -> tuple[list[NewObservation | Refusal], int]:
+    messages: list[pb.Observation], session: str, limits: RequestLimits, dimension: int
+) -> tuple[list[NewObservation | RejectedObservation], int]:
     """The items of a batch in order, and their size in bytes; `session` is the default session of items."""
-    items: list[NewObservation | Refusal] = []
+    items: list[NewObservation | RejectedObservation] = []
     size = 0
     for number, message in enumerate(messages):
         if number and number % READ_PER_SLICE == 0:
@@ -68,14 +68,14 @@ async def read_batch(
 
 
 def read_item(
-    message: pb.Observation, digest: bytes, session: str, limits: Limits, dimension: int
-) -> NewObservation | Refusal:
+    message: pb.Observation, digest: bytes, session: str, limits: RequestLimits, dimension: int
+) -> NewObservation | RejectedObservation:
     """One observation, or its rejection."""
     found = Violations()
     item = read_observation(found, message, digest, session, limits, dimension)
     if not found.found:
         return item
-    return Refusal(_INVALID, InvalidField.reason, violation_text(found.found), digest)
+    return RejectedObservation(_INVALID, InvalidField.reason, violation_text(found.found), digest)
 
 
 def read_observation(
@@ -83,7 +83,7 @@ def read_observation(
     message: pb.Observation,
     digest: bytes,
     session: str,
-    limits: Limits,
+    limits: RequestLimits,
     dimension: int,
     prefix: str = "",
 ) -> NewObservation:
@@ -136,7 +136,7 @@ def check_validity(found: Violations, field: str, from_us: int | None, until_us:
         found.add(field, "must be after valid_from")
 
 
-def _read_superseded(found: Violations, field: str, message: pb.Observation, limits: Limits) -> tuple[str, ...]:
+def _read_superseded(found: Violations, field: str, message: pb.Observation, limits: RequestLimits) -> tuple[str, ...]:
     if len(message.supersedes) > SUPERSEDES_MAX:
         found.add(field, f"has {len(message.supersedes)} entries, at most {SUPERSEDES_MAX} are allowed")
         return ()
@@ -150,7 +150,7 @@ def structured_of(message: pb.StructuredObservation) -> Structured:
     return Structured(**{name: getattr(message, name) for name in STRUCTURED_FIELDS})
 
 
-def content_checked(found: Violations, field: str, content: str, limits: Limits) -> str:
+def content_checked(found: Violations, field: str, content: str, limits: RequestLimits) -> str:
     """Validates text: neither blank nor too long."""
     if not content or content.isspace():
         found.add(field, "is empty")
@@ -162,7 +162,7 @@ def content_checked(found: Violations, field: str, content: str, limits: Limits)
 
 
 def read_body(
-    found: Violations, message: pb.Observation | pb.Fragment, structured: bool, limits: Limits, prefix: str
+    found: Violations, message: pb.Observation | pb.Fragment, structured: bool, limits: RequestLimits, prefix: str
 ) -> tuple[Structured | None, str]:
     """(parts, text) of the structured body, or (None, text), without what a context injected into them."""
     if structured:

@@ -24,7 +24,7 @@ from memstream_server.core.policy import AUTO_LANGUAGE, Policy, Profile, ShortTe
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.requests import Statistics, memory_etag
 from memstream_server.ports.journal.records import Labels, MemoryRecord, NamespaceBytes
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.validation import Violations, quote_text
 from memstream_server.rpc.wire import scalars
 from memstream_server.rpc.wire.fragments import TRUTHS
@@ -206,7 +206,7 @@ def _value_name(enum: Any, number: object) -> str:
     return str(enum.values_by_number[number].name.removeprefix(prefix).lower())
 
 
-def read_labels(found: Violations, labels: Mapping[str, str], limits: Limits) -> Labels:
+def read_labels(found: Violations, labels: Mapping[str, str], limits: RequestLimits) -> Labels:
     """Sorted pairs."""
     if len(labels) > limits.metadata_entries_max:
         found.add("labels", f"has {len(labels)} entries, at most {limits.metadata_entries_max} are allowed")

@@ -15,14 +15,14 @@ from memstream_server.core.filters import EVERYTHING
 from memstream_server.core.lexical import WordStatistics
 from memstream_server.core.policy import Truth
 from memstream_server.core.ranking import NearMiss
-from memstream_server.core.scores import Part
+from memstream_server.core.scores import ScorePart
 from memstream_server.core.time_phrases.recognition import TimePhrase
 from memstream_server.engine.recall.recall_receipts import Difference, DifferenceType, Replay
 from memstream_server.engine.requests import Change, MemoryAnswer, Query, RecallAnswer, Recollection
 from memstream_server.engine.runtime.turns import in_slices, pause_if_due
 from memstream_server.ports.journal.recall_receipts import RankedFragment, RecallReceipt
 from memstream_server.rpc import validation as check
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import fragments, observations, queries, scalars
 from memstream_server.rpc.wire.filters import read_filter
@@ -42,7 +42,9 @@ _LANGUAGES_MAX = 100
 _TYPES = Enums(memory_pb.ReplayDifferenceType, DifferenceType)
 
 
-def read_query(message: pb.RecallQuery, session: str, limits: Limits, dimension: int, prefix: str = "query.") -> Query:
+def read_query(
+    message: pb.RecallQuery, session: str, limits: RequestLimits, dimension: int, prefix: str = "query."
+) -> Query:
     """A validated query. Raises InvalidField."""
     found = Violations()
     weights = message.weights
@@ -263,7 +265,7 @@ def _write_recollection(message: pb.Recollection, recollection: Recollection, ra
         message.explanation.parts.extend(_part(part, scored.cosine) for part in scored.parts)
 
 
-def _part(part: Part, cosine: float | None) -> pb.ScorePart:
+def _part(part: ScorePart, cosine: float | None) -> pb.ScorePart:
     details = {"cosine": cosine} if part.name == "dense" and cosine is not None else {}
     return pb.ScorePart(
         name=part.name, value=part.value, weight=part.weight, contribution=part.contribution, details=details
@@ -347,7 +349,7 @@ def memory_message(part: MemoryAnswer) -> pb.MemoryAnswer:
     )
 
 
-def _text(found: Violations, message: pb.RecallQuery, limits: Limits, prefix: str) -> str:
+def _text(found: Violations, message: pb.RecallQuery, limits: RequestLimits, prefix: str) -> str:
     if message.WhichOneof("observation") == "structured":
         text = observations.structured_of(message.structured).text()
         return observations.content_checked(found, f"{prefix}structured", text, limits)

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from memstream.v1 import fragment_pb2
 from memstream_server.core.values import METADATA_DEPTH_MAX, Metadata, MetadataValue, Vector
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.validation import Violations, quote_text
 
 E = TypeVar("E", bound=StrEnum)
@@ -189,7 +189,7 @@ def _count_bytes(value: MetadataValue) -> int:
 
 
 def read_metadata(
-    found: Violations, field: str, values: Mapping[str, fragment_pb2.MetadataValue], limits: Limits
+    found: Violations, field: str, values: Mapping[str, fragment_pb2.MetadataValue], limits: RequestLimits
 ) -> Metadata:
     """Sorted pairs."""
     if not values:

@@ -21,7 +21,7 @@ from memstream_server.core.values import Fragment, FragmentKind, Structured, Tie
 from memstream_server.engine.requests import ChainLink, Query, RecallAnswer, Recollection, Scope
 from memstream_server.ports.journal.records import Labels
 from memstream_server.rpc import validation as check
-from memstream_server.rpc.limits import Limits
+from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import fragments, policies, queries, scalars
 from memstream_server.rpc.wire.filters import read_filter
@@ -43,7 +43,7 @@ def only_memory(query: pb.RecallQuery) -> tuple[str, str] | None:
 
 
 def read_scopes(
-    message: pb.RecallQuery, session: str, limits: Limits, dimension: int, prefix: str = "query."
+    message: pb.RecallQuery, session: str, limits: RequestLimits, dimension: int, prefix: str = "query."
 ) -> tuple[Query, list[Scope]]:
     """What is asked of all together, and the scopes with what each of their memories is asked. Raises InvalidField."""
     found = Violations()
@@ -78,7 +78,7 @@ def _check_query(found: Violations, message: pb.RecallQuery, alone: bool, prefix
             found.add(f"{prefix}{name}", "is given with scopes")
 
 
-def _read_scope(found: Violations, field: str, scope: RecallScope, limits: Limits) -> Scope:
+def _read_scope(found: Violations, field: str, scope: RecallScope, limits: RequestLimits) -> Scope:
     """Without what its memories are asked."""
     if scope.HasField("weight") and not 0 < scope.weight <= _WEIGHT_MAX:  # also of NaN
         found.add(f"{field}.weight", f"must be greater than 0 and at most {_WEIGHT_MAX}, is {scope.weight}")
@@ -102,7 +102,7 @@ def _read_scope(found: Violations, field: str, scope: RecallScope, limits: Limit
     )
 
 
-def _read_memory(found: Violations, field: str, scope: RecallScope, limits: Limits) -> tuple[str, str] | None:
+def _read_memory(found: Violations, field: str, scope: RecallScope, limits: RequestLimits) -> tuple[str, str] | None:
     which = scope.WhichOneof("memories")
     if which is None:
         found.add(field, "names no memories: set memory, prefix or labels")
@@ -120,7 +120,7 @@ def _read_memory(found: Violations, field: str, scope: RecallScope, limits: Limi
     return None
 
 
-def _read_labels(found: Violations, field: str, selector: LabelSelector, limits: Limits) -> Labels:
+def _read_labels(found: Violations, field: str, selector: LabelSelector, limits: RequestLimits) -> Labels:
     if selector.namespace:
         check.check_name(found, f"{field}.namespace", selector.namespace, limits)
     if not selector.labels:
@@ -138,7 +138,7 @@ def _with_query(
     given: RecallScope,
     whole: Query,
     alone: bool,
-    reading: tuple[str, Limits, int, str],
+    reading: tuple[str, RequestLimits, int, str],
 ) -> Scope:
     """The scope with the query of each of its memories."""
     limits_more = given.HasField("limit") and not (base.HasField("limit") and base.limit <= given.limit)

@@ -28,10 +28,10 @@ from memstream_server.adapters.journal.database.database import read_snapshot
 from memstream_server.adapters.journal.sql.row_columns import Column, pack_blobs
 from memstream_server.ports.journal.errors import (
     AlreadyExists,
-    Conflict,
     JournalError,
     NotWritable,
     OutcomeUnknown,
+    StaleWrite,
     StorageFull,
     Unreadable,
     WriteRefused,
@@ -110,7 +110,7 @@ def parse_url(text: str) -> URL:
     return url.set(drivername="postgresql+psycopg")
 
 
-class Session:
+class WriterSession:
     """The writer's current connection to the database."""
 
     def __init__(self, raw: Any) -> None:
@@ -133,7 +133,7 @@ class PostgresDatabase:
         self.name = _application_name()
         self.number: int | None = None
         """Number of this process among the servers of the database, once it has joined (processes.py)."""
-        self.session: Session | None = None
+        self.session: WriterSession | None = None
         self._shared = shared
         self._lease_ms = max(1, round(lease_s * 1_000))
         # A pool of one: a NullPool would release the lock between opening and the first write.
@@ -163,7 +163,7 @@ class PostgresDatabase:
         if state == _READ_ONLY_STATE:
             return NotWritable(f"the database refuses writes ({text})", _READ_ONLY)
         if state.startswith("23"):
-            return AlreadyExists(text) if _is_taken(error) else Conflict(text)
+            return AlreadyExists(text) if _is_taken(error) else StaleWrite(text)
         if _is_data_error(error):
             if not state and "NUL" in text:  # psycopg refuses it before PostgreSQL sees it; its text holds no content
                 return JournalError("PostgreSQL cannot hold a NUL character (U+0000) in a text")
@@ -228,7 +228,7 @@ class PostgresDatabase:
                 self._end_former_session(raw)
                 time.sleep(LOCK_PAUSE_S)
             _take_shard(raw)
-            self.session = Session(raw)
+            self.session = WriterSession(raw)
         except BaseException:
             raw.close()
             raise

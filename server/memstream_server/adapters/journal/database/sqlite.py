@@ -37,9 +37,9 @@ from memstream_server.adapters.journal.sql.compiled_statements import compile_st
 from memstream_server.adapters.journal.sql.row_columns import Column, Packed
 from memstream_server.ports.journal.errors import (
     AlreadyExists,
-    Conflict,
     JournalError,
     OutcomeUnknown,
+    StaleWrite,
     StorageFull,
     Unreadable,
 )
@@ -254,7 +254,7 @@ def translate_error(error: DBAPIError) -> JournalError:
         return StorageFull(f"the disk is full ({text}): free space and retry")
     if code in _REFUSED:
         taken = "external_id" in text or "memories.name" in text
-        return AlreadyExists(text) if taken else Conflict(text)
+        return AlreadyExists(text) if taken else StaleWrite(text)
     return OutcomeUnknown(text)
 
 

@@ -29,7 +29,7 @@ from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.records import Labels
 from memstream_server.ports.journal.rows import Terms
 from memstream_server.ports.journal.spaces import Space
-from memstream_server.ports.journal.writing import Outcome, Receipt, Rejection
+from memstream_server.ports.journal.writing import BatchReceipt, Outcome, Rejection
 
 VERSION = 1
 """First byte of every blob. Another value raises Unreadable: a newer server wrote the blob."""
@@ -68,7 +68,7 @@ class _Citing(msgspec.Struct):
 _fragment = msgspec.msgpack.Decoder(Fragment)
 _citing = msgspec.msgpack.Decoder(_Citing)
 _fragments = msgspec.msgpack.Decoder(list[int | Fragment])
-_receipt = msgspec.msgpack.Decoder(Receipt)
+_receipt = msgspec.msgpack.Decoder(BatchReceipt)
 _events = msgspec.msgpack.Decoder(tuple[Event, ...])
 _enhancements = msgspec.msgpack.Decoder(tuple[Enhancement, ...])
 _rejections = msgspec.msgpack.Decoder(tuple[Rejection, ...])
@@ -155,11 +155,11 @@ def _set_current_columns(fragment: Fragment, access_count: int, access_time_us: 
     force_setattr(fragment, "access_time_us", access_time_us)
 
 
-def encode_receipt(receipt: Receipt) -> bytes:
+def encode_receipt(receipt: BatchReceipt) -> bytes:
     return _encode_blob(receipt)
 
 
-def decode_receipt(blob: bytes) -> Receipt:
+def decode_receipt(blob: bytes) -> BatchReceipt:
     return _decode_blob(_receipt, blob)
 
 

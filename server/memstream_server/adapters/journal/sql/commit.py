@@ -39,7 +39,7 @@ from memstream_server.adapters.journal.sql.writes import (
 )
 from memstream_server.core.events import EventType
 from memstream_server.core.values import Fragment
-from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.errors import StaleWrite
 from memstream_server.ports.journal.records import batch_request
 from memstream_server.ports.journal.rows import Row
 from memstream_server.ports.journal.writing import Accesses, Commit
@@ -198,7 +198,7 @@ def commit_transitions(connection: Connection, given: Sequence[Commit]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CommitPart:
     """What commits write of one kind. Only commits that fill one of its fields enter it."""
 
     fields: frozenset[str]
@@ -327,7 +327,7 @@ def _advance_revisions(connection: Connection, given: Sequence[Commit]) -> dict[
     numbers: dict[str, int] = {row[0]: row[1] for row in bulk.write_rows(connection, _ADVANCE, rows, returns=True)}
     for one in given:
         if one.memory not in numbers:
-            raise Conflict(f"memory {one.memory} is not at epoch {one.epoch}, revision {one.revision}")
+            raise StaleWrite(f"memory {one.memory} is not at epoch {one.epoch}, revision {one.revision}")
     return numbers
 
 
@@ -437,7 +437,7 @@ def _put_jobs(connection: Connection, commits: Sequence[Numbered]) -> None:
 
 
 PARTS = tuple(
-    Part(frozenset(fields), write)
+    CommitPart(frozenset(fields), write)
     for fields, write in (
         (("receipts",), _receive_batches),
         (("erased_evidence",), _erase_evidence),  # while the fragments and their versions are there

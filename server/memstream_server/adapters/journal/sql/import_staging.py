@@ -10,7 +10,7 @@ from memstream_server.adapters.journal.sql import bulk, codec, messages
 from memstream_server.adapters.journal.sql.hidden_conversations import HIDDEN
 from memstream_server.adapters.journal.sql.schema import conversations, key_range, message_bodies, plans, row_key
 from memstream_server.ports.conversations import ConversationName, Message, Plan, Status
-from memstream_server.ports.journal.errors import AlreadyExists, Conflict
+from memstream_server.ports.journal.errors import AlreadyExists, StaleWrite
 
 _PLANS = bulk.build_insert(plans, ("key",))
 
@@ -40,7 +40,7 @@ def publish_staged(connection: Connection, staged: str, named: ConversationName,
     """The number of the conversation."""
     number = find_staged(connection, staged)
     if number is None:
-        raise Conflict(f"the conversation staged as {staged} is gone")
+        raise StaleWrite(f"the conversation staged as {staged} is gone")
     taken = (conversations.c.namespace == named.namespace) & (conversations.c.name == named.name)
     if connection.execute(select(conversations.c.number).where(taken)).first() is not None:
         raise AlreadyExists(f"conversation {named} exists")

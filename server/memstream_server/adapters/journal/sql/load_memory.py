@@ -42,11 +42,11 @@ from memstream_server.adapters.journal.sql.schema import (
 from memstream_server.adapters.journal.sql.vector_forms import Computing, decode_rows
 from memstream_server.adapters.journal.sql.writes import stored_up_to
 from memstream_server.core.values import Fragment, Held, Tier
-from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.errors import StaleWrite
 from memstream_server.ports.journal.reading import Changes, Gathering, LoadedMemory
 from memstream_server.ports.journal.records import MemoryRecord, Producer, Recorded
-from memstream_server.ports.journal.rows import Block
-from memstream_server.ports.journal.writing import Receipt
+from memstream_server.ports.journal.rows import RowBlock
+from memstream_server.ports.journal.writing import BatchReceipt
 
 _number: BindParameter[int] = bindparam("number")
 _low: BindParameter[int] = bindparam("low")
@@ -133,13 +133,13 @@ class _BlockList:
     """Collects the blocks if the caller passes no Gathering."""
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
+        self.blocks: list[RowBlock] = []
 
     def restore(self, record: MemoryRecord, vectors_max: int, changes: Changes) -> None: ...
 
     def begin(self, record: MemoryRecord, all_vectors: bool) -> None: ...
 
-    def add(self, block: Block) -> None:
+    def add(self, block: RowBlock) -> None:
         self.blocks.append(block)
 
     def end(self) -> None: ...
@@ -192,7 +192,7 @@ def load_memory(
 def _read_row(connection: Connection, uid: str) -> Any:
     row = run_compiled(connection, _ROW, {"uid": uid}).one_or_none()
     if row is None:
-        raise Conflict(f"memory {uid} is gone")
+        raise StaleWrite(f"memory {uid} is gone")
     return row
 
 
@@ -204,7 +204,7 @@ def _count_vectors(connection: Connection, low: int, high: int, model: str) -> i
 def _assemble(
     reading: _Reading,
     memory: Any,
-    blocks: tuple[Block, ...],
+    blocks: tuple[RowBlock, ...],
     before_long_term: Sequence[Fragment],
     side: Sequence[Sequence[Any]],
 ) -> LoadedMemory:
@@ -243,7 +243,7 @@ class _Changes:
     def read_log(self, revision: int, limit: int) -> list[Recorded]:
         return read_events(self._connection, self._reading.record.uid, revision - 1, limit)
 
-    def read_blocks(self, ids: Collection[str]) -> Iterator[Block]:
+    def read_blocks(self, ids: Collection[str]) -> Iterator[RowBlock]:
         keys: list[int] = []
         for some in split_ids(sorted(ids)):
             (found,) = fetch_columns(self._connection, _KEYS, {"number": self._number, "ids": some})
@@ -256,7 +256,9 @@ class _Changes:
             yield _make_block(self._reading, columns, vectored, packed, vectored)
 
 
-def _gather_blocks(record: MemoryRecord, blocks: Iterator[Block], all_vectors: bool, into: Gathering) -> list[Fragment]:
+def _gather_blocks(
+    record: MemoryRecord, blocks: Iterator[RowBlock], all_vectors: bool, into: Gathering
+) -> list[Fragment]:
     """Give `into` all blocks; returns the fragments before long-term that are not forgotten."""
     into.begin(record, all_vectors)
     before_long_term: list[Fragment] = []
@@ -269,7 +271,7 @@ def _gather_blocks(record: MemoryRecord, blocks: Iterator[Block], all_vectors: b
     return before_long_term
 
 
-def _follow_pages(reading: _Reading, page: list[Any], high: int) -> Iterator[Block]:
+def _follow_pages(reading: _Reading, page: list[Any], high: int) -> Iterator[RowBlock]:
     """One block for the page of `_WHOLE_PAGE`, and one for each that follows it."""
     while page[0]:
         *columns, packed = page
@@ -283,7 +285,7 @@ def _follow_pages(reading: _Reading, page: list[Any], high: int) -> Iterator[Blo
         page = fetch_columns(reading.connection, _WHOLE_PAGE, values)
 
 
-def _read_blocks(reading: _Reading) -> Iterator[Block]:
+def _read_blocks(reading: _Reading) -> Iterator[RowBlock]:
     """One block per page, with the vectors that may not be in the index yet."""
     connection, more = reading.connection, {"limit": PAGE_ROWS, "model": reading.model, "uid": reading.record.uid}
     for columns in fetch_column_pages(connection, _PAGE, *key_range(reading.number)):
@@ -296,7 +298,7 @@ def _read_blocks(reading: _Reading) -> Iterator[Block]:
 
 def _make_block(
     reading: _Reading, columns: Sequence[Any], found: list[int], stored: Packed, having: list[int]
-) -> Block:
+) -> RowBlock:
     """columns: keys, FRAGMENT, terms. found: keys of the `stored` vectors; having: keys that have a vector."""
     keys, blobs, counts, times, packed = columns
     models = [reading.model if has else "" for has in _mark_members(keys, having)]
@@ -307,7 +309,7 @@ def _make_block(
     if found != keys:
         vectors = vectors[_mark_members(found, keys)]
     hashes, term_counts, sizes, versions = codec.decode_terms_of_all(packed)
-    return Block(fragments, hashes, term_counts, sizes, np.array(_mark_members(keys, found)), vectors, versions)
+    return RowBlock(fragments, hashes, term_counts, sizes, np.array(_mark_members(keys, found)), vectors, versions)
 
 
 _GONE = Fragment(id="", content="")
@@ -334,7 +336,7 @@ def _pair_held(reading: _Reading, fragments: Sequence[Fragment], anchored: Seque
     ]
 
 
-def _follow_pending(connection: Connection, page: Sequence[Any], high: int) -> Iterator[Receipt]:
+def _follow_pending(connection: Connection, page: Sequence[Any], high: int) -> Iterator[BatchReceipt]:
     """The receipts of the page of `_PENDING_PAGE`, and of those that follow it."""
     keys, payloads = page
     yield from map(codec.decode_receipt, payloads.values())
@@ -343,7 +345,7 @@ def _follow_pending(connection: Connection, page: Sequence[Any], high: int) -> I
             yield codec.decode_receipt(blob)
 
 
-def _make_producers(rows: Sequence[Sequence[Any]], pending: Sequence[Receipt]) -> tuple[Producer, ...]:
+def _make_producers(rows: Sequence[Sequence[Any]], pending: Sequence[BatchReceipt]) -> tuple[Producer, ...]:
     """rows: name, epoch, received, stored."""
     first: dict[str, int] = {}
     for receipt in pending:

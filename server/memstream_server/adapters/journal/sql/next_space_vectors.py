@@ -39,7 +39,7 @@ from memstream_server.adapters.journal.sql.schema import (
 )
 from memstream_server.adapters.journal.sql.vector_forms import COMPUTED, encode_anchor, encode_vector
 from memstream_server.core.values import Fragment, Tier
-from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.errors import StaleWrite
 from memstream_server.ports.journal.rows import Origin
 from memstream_server.ports.journal.spaces import Made
 
@@ -102,7 +102,7 @@ def list_lacking(
 ) -> list[Fragment]:
     try:
         low, high = key_range(get_row(connection, uid).number)
-    except Conflict:
+    except StaleWrite:
         return []
     statement = _LACKING_COMPARED if compared else _LACKING
     rows = fetch_pages(connection, statement, low + max(after + 1, 0), high, limit, model=model)

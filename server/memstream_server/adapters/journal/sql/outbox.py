@@ -14,7 +14,7 @@ from memstream_server.adapters.journal.sql.reads import get_row
 from memstream_server.adapters.journal.sql.schema import fragments, key_range, memories, outbox, vectors
 from memstream_server.adapters.journal.sql.vector_forms import Computing, decode_bytes, pack
 from memstream_server.core.values import Tier
-from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.errors import StaleWrite
 from memstream_server.ports.journal.records import Indexable, IndexEntry
 
 _low: BindParameter[int] = bindparam("low")
@@ -194,7 +194,7 @@ def entered_fragments(connection: Connection, uid: str) -> set[str]:
 def list_indexable(connection: Connection, uid: str, model: str | None) -> list[str]:
     try:
         memory = get_row(connection, uid)
-    except Conflict:
+    except StaleWrite:
         return []
     return [name for _, name in fetch_pages(connection, _INDEXABLE, *key_range(memory.number), model=model)]
 

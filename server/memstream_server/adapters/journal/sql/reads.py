@@ -31,7 +31,7 @@ from memstream_server.adapters.journal.sql.schema import (
 )
 from memstream_server.adapters.journal.sql.writes import SPACES
 from memstream_server.core.values import FragmentKind, MemoryKind, Tier
-from memstream_server.ports.journal.errors import Conflict
+from memstream_server.ports.journal.errors import StaleWrite
 from memstream_server.ports.journal.reading import KeptReceipt
 from memstream_server.ports.journal.records import Answer, Counts, Job, Labels, MemoryRecord, Recorded
 from memstream_server.ports.journal.spaces import Space, Spaces
@@ -205,7 +205,7 @@ def find_row(connection: Connection, uid: str) -> SqlRow[Any] | None:
 def get_row(connection: Connection, uid: str) -> SqlRow[Any]:
     row = find_row(connection, uid)
     if row is None:
-        raise Conflict(f"memory {uid} is gone")
+        raise StaleWrite(f"memory {uid} is gone")
     return row
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, delete, insert, sel
 from memstream_server.adapters.journal.sql import hidden_conversations as hidden
 from memstream_server.adapters.journal.sql import messages
 from memstream_server.adapters.journal.sql.schema import states
-from memstream_server.ports.conversation_records import State, StateDiffers, StateName, StateScope
+from memstream_server.ports.conversation_records import StateDiffers, StateDocument, StateName, StateScope
 from memstream_server.ports.conversations import ConversationName, NotThere
 
 
@@ -27,12 +27,12 @@ def read_document(connection: Connection, row: Row[Any]) -> bytes:
     return bytes(row.document) if row.parts is None else hidden.read_parts(connection, row.parts)
 
 
-def find_state(connection: Connection, name: StateName) -> State | None:
+def find_state(connection: Connection, name: StateName) -> StateDocument | None:
     row = connection.execute(select(states).where(_is_named(name))).one_or_none()
-    return None if row is None else State(read_document(connection, row), row.version, row.update_time_us)
+    return None if row is None else StateDocument(read_document(connection, row), row.version, row.update_time_us)
 
 
-def get_state(connection: Connection, name: StateName) -> State:
+def get_state(connection: Connection, name: StateName) -> StateDocument:
     """Raises NotThere."""
     found = find_state(connection, name)
     if found is None:
@@ -41,9 +41,9 @@ def get_state(connection: Connection, name: StateName) -> State:
     return found
 
 
-def get_states(connection: Connection, names: Sequence[StateName], bytes_max: int) -> list[State | None]:
+def get_states(connection: Connection, names: Sequence[StateName], bytes_max: int) -> list[StateDocument | None]:
     """As many, from the first, as `bytes_max` holds, but one in any case."""
-    found: list[State | None] = []
+    found: list[StateDocument | None] = []
     size = 0
     for name in names:
         state = find_state(connection, name)
@@ -56,14 +56,14 @@ def get_states(connection: Connection, names: Sequence[StateName], bytes_max: in
 
 def list_states(
     connection: Connection, namespace: str, after: tuple[str, str], limit: int
-) -> list[tuple[StateName, State]]:
+) -> list[tuple[StateName, StateDocument]]:
     place = tuple_(states.c.scope, states.c.name)
     wanted = (states.c.namespace == namespace) & (place > after) & (states.c.scope != StateScope.SESSION.value)
     rows = connection.execute(select(states).where(wanted).order_by(states.c.scope, states.c.name).limit(limit)).all()
     return [
         (
             StateName(namespace, StateScope(row.scope), row.name),
-            State(read_document(connection, row), row.version, row.update_time_us),
+            StateDocument(read_document(connection, row), row.version, row.update_time_us),
         )
         for row in rows
     ]
@@ -76,13 +76,13 @@ def set_state(
     version: int | None,
     now_us: int,
     stored: messages.Stored = messages.NOT_STORED,
-) -> State:
+) -> StateDocument:
     if name.scope is StateScope.SESSION:
         row = messages.get_or_create(connection, ConversationName(name.namespace, name.name), now_us)
         messages.touch_row(connection, row.number, now_us)
     parts = stored.get(document)
     made = _put(connection, name, b"" if parts is not None else document, parts, version, now_us)
-    return State(document, made, now_us)
+    return StateDocument(document, made, now_us)
 
 
 def _put(

@@ -18,7 +18,7 @@ from memstream_server.adapters.journal.sql.reads import find_number, find_row
 from memstream_server.adapters.journal.sql.schema import events, fragments, key_position, key_range, versions
 from memstream_server.adapters.journal.sql.vector_forms import Computing, decode_bytes, pack
 from memstream_server.core.events import EventType
-from memstream_server.ports.journal.records import Version
+from memstream_server.ports.journal.records import FragmentVersion
 from memstream_server.ports.journal.writing import Commit
 
 _KEEP = bulk.Bulk(
@@ -113,7 +113,7 @@ def prune_versions(connection: Connection, uid: str, before_us: int) -> int:
 # ---- reads
 
 
-def list_versions(connection: Connection, uid: str, fragment: str) -> list[Version]:
+def list_versions(connection: Connection, uid: str, fragment: str) -> list[FragmentVersion]:
     number = find_number(connection, uid)
     if number is None:
         return []
@@ -132,9 +132,9 @@ def read_keys(connection: Connection, uid: str) -> dict[str, list[int]]:
 
 def read_versions(
     connection: Connection, computing: Computing, uid: str, wanted: Mapping[str, int]
-) -> dict[str, Version]:
+) -> dict[str, FragmentVersion]:
     memory = find_row(connection, uid)
-    found: dict[str, Version] = {}
+    found: dict[str, FragmentVersion] = {}
     if memory is None:
         return found
     ids = list(wanted)
@@ -148,9 +148,11 @@ def read_versions(
     return found | _compute_vectors(computing, memory.namespace, found)
 
 
-def _compute_vectors(computing: Computing, namespace: str, found: Mapping[str, Version]) -> dict[str, Version]:
+def _compute_vectors(
+    computing: Computing, namespace: str, found: Mapping[str, FragmentVersion]
+) -> dict[str, FragmentVersion]:
     """Those of the versions whose vectors are not stored, with them."""
-    out: dict[str, Version] = {}
+    out: dict[str, FragmentVersion] = {}
     lacking = {id_: version for id_, version in found.items() if version.model and version.vector is None}
     for model in {version.model for version in lacking.values()}:
         some = [id_ for id_, version in lacking.items() if version.model == model]
@@ -168,9 +170,11 @@ def _decode_version(
     terms: bytes | None = None,
     vector: bytes | None = None,
     model: str = "",
-) -> Version:
+) -> FragmentVersion:
     fragment, packed = codec.decode_fragment(payload, 0, 0), pack(decode_bytes(vector)) if vector else None
-    return Version(fragment, replaced, time_us, EventType(event), principal, codec.decode_terms(terms), packed, model)
+    return FragmentVersion(
+        fragment, replaced, time_us, EventType(event), principal, codec.decode_terms(terms), packed, model
+    )
 
 
 def find_revision(connection: Connection, uid: str, time_us: int) -> int | None:

@@ -46,10 +46,10 @@ from memstream_server.adapters.journal.sql.schema import (
 )
 from memstream_server.core.events import Event, list_concerned
 from memstream_server.core.values import Fragment, Tier
-from memstream_server.ports.journal.errors import AlreadyExists, Conflict, JournalError, NamespaceFull
+from memstream_server.ports.journal.errors import AlreadyExists, JournalError, NamespaceFull, StaleWrite
 from memstream_server.ports.journal.records import Answer, Labels, MemoryRecord, Producer
 from memstream_server.ports.journal.spaces import Space, Spaces
-from memstream_server.ports.journal.writing import Receipt
+from memstream_server.ports.journal.writing import BatchReceipt
 
 SEQUENCES_KEPT = 100_000
 """Sequence numbers of a producer whose hashes are kept; far more than a client can have unacknowledged."""
@@ -167,7 +167,7 @@ _META = update(meta).where(meta.c.name == bindparam("n")).values(value=bindparam
 def find_number(connection: Connection, uid: str) -> int:
     number: int | None = run_compiled(connection, _FIND, {"u": uid}).scalar_one_or_none()
     if number is None:
-        raise Conflict(f"memory {uid} is gone")
+        raise StaleWrite(f"memory {uid} is gone")
     return number
 
 
@@ -178,8 +178,8 @@ def find_owned(connection: Connection, uid: str, epoch: int) -> int:
     return number
 
 
-def not_owned_error(uid: str, epoch: int) -> Conflict:
-    return Conflict(f"memory {uid} is gone or no longer at epoch {epoch}")
+def not_owned_error(uid: str, epoch: int) -> StaleWrite:
+    return StaleWrite(f"memory {uid} is gone or no longer at epoch {epoch}")
 
 
 # ---- the store itself and its memories
@@ -296,7 +296,7 @@ def rename_memories(connection: Connection, new_uid: Callable[[], str]) -> None:
 
 def raise_epoch(connection: Connection, uid: str) -> None:
     if connection.execute(_OWN, {"u": uid}).rowcount != 1:
-        raise Conflict(f"memory {uid} is gone")
+        raise StaleWrite(f"memory {uid} is gone")
 
 
 # ---- the way in
@@ -323,7 +323,7 @@ def stored_up_to(received: int, stored: int, first_pending: int | None) -> int:
     return max(stored, received if first_pending is None else first_pending - 1)
 
 
-def receive_batches(connection: Connection, given: Sequence[Receipt]) -> None:
+def receive_batches(connection: Connection, given: Sequence[BatchReceipt]) -> None:
     """Receive batches of different memories."""
     numbers = _reserve_positions(connection, given)
     count_received(connection, [(numbers[receipt.memory], receipt) for receipt in given], stored=False)
@@ -343,7 +343,7 @@ def receive_batches(connection: Connection, given: Sequence[Receipt]) -> None:
     put_answers(connection, [receipt.answer for receipt in given if receipt.answer is not None])
 
 
-def _reserve_positions(connection: Connection, given: Sequence[Receipt]) -> dict[str, int]:
+def _reserve_positions(connection: Connection, given: Sequence[BatchReceipt]) -> dict[str, int]:
     """Reserve positions, so that none is used twice; the memories' numbers by uid."""
     rows = [
         (receipt.memory, receipt.epoch, 1 + max([receipt.position, *(one.position for one in receipt.fragments)]))
@@ -356,7 +356,7 @@ def _reserve_positions(connection: Connection, given: Sequence[Receipt]) -> dict
     return numbers
 
 
-def count_received(connection: Connection, given: Sequence[tuple[int, Receipt]], *, stored: bool) -> None:
+def count_received(connection: Connection, given: Sequence[tuple[int, BatchReceipt]], *, stored: bool) -> None:
     """Advance the producers' `received`. Receipts of different memories, with the memories' numbers.
 
     stored: this transaction also stores them, and nothing received earlier is pending.
@@ -373,7 +373,7 @@ def _check_texts(received: Sequence[Fragment]) -> None:
             raise JournalError("a session, speaker or external id holds NUL, which PostgreSQL cannot")
 
 
-def _advance_producers(connection: Connection, given: Sequence[tuple[int, Receipt]], stored: bool) -> None:
+def _advance_producers(connection: Connection, given: Sequence[tuple[int, BatchReceipt]], stored: bool) -> None:
     moved = [
         (
             *(number, receipt.producer, receipt.producer_epoch),
@@ -386,7 +386,7 @@ def _advance_producers(connection: Connection, given: Sequence[tuple[int, Receip
             f"{receipt.producer} is not at epoch {receipt.producer_epoch}, expecting {receipt.first_sequence}"
             for _, receipt in given
         )
-        raise Conflict(f"producer {expected}")
+        raise StaleWrite(f"producer {expected}")
     hashes = [
         (
             *(number, receipt.producer, receipt.last_sequence, receipt.first_sequence),

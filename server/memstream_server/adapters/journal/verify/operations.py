@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Row, select
 
 from memstream_server.adapters.journal.sql.schema import operations, processes
-from memstream_server.ports.operations import UNFINISHED, Failure, OperationState
+from memstream_server.ports.operations import UNFINISHED, OperationFailure, OperationState
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal.verify.report import Report
@@ -74,6 +74,6 @@ def _find_unreadable(row: Row[Any]) -> Iterator[str]:
         yield "its payload is not JSON"
     try:
         if row.error is not None:
-            Failure(**json.loads(row.error))
+            OperationFailure(**json.loads(row.error))
     except (ValueError, TypeError):
         yield "its error cannot be read"

@@ -34,7 +34,7 @@ SHOWN_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
+class BrokenRule:
     """A broken rule. `memory` and `fragment` are empty if it concerns none."""
 
     check: str
@@ -49,7 +49,7 @@ class Report:
 
     checked: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKS, 0))
     violated: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CHECKS, 0))
-    violations: list[Violation] = field(default_factory=list)
+    violations: list[BrokenRule] = field(default_factory=list)
     compacted: dict[str, int] = field(default_factory=dict)
     """Memories whose event log was pruned, with the oldest revision kept."""
     unfinished: dict[str, str] = field(default_factory=dict)
@@ -61,4 +61,4 @@ class Report:
     def add_violation(self, check: str, text: str, memory: str = "", fragment: str = "") -> None:
         self.violated[check] += 1
         if len(self.violations) < SHOWN_MAX:
-            self.violations.append(Violation(check, memory, fragment, text))
+            self.violations.append(BrokenRule(check, memory, fragment, text))

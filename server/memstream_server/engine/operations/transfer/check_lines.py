@@ -42,7 +42,7 @@ ENHANCEMENTS_MAX = 10_000
 _INT64 = range(-(2**63), 2**63)
 
 
-class Malformed(Exception):
+class MalformedExport(Exception):
     """The lines are not an importable export: line, field and description."""
 
     def __init__(self, line: int, field: str, description: str) -> None:
@@ -53,7 +53,7 @@ class Malformed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ImportTerms:
     """The server's bounds and model, and the new name, which an import must fit."""
 
     dimension: int
@@ -116,7 +116,7 @@ class _Conversation:
 class Checker:
     """Pass every line in order to `check_line`, then call `summarize_export`. Both raise Malformed."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: ImportTerms) -> None:
         self._terms = terms
         self._number = 0
         self._hash = sha256()
@@ -412,13 +412,13 @@ class Checker:
             ended.update(passed)
 
     def _check_unique(self, packed: bytearray, width: int, name: str, line_of: Callable[[int], int]) -> None:
-        """Raises Malformed at the second of two equal values."""
+        """Raises MalformedExport at the second of two equal values."""
         values = np.frombuffer(packed, f"S{width}")  # compares all bytes: the values have one width
         order = values.argsort(kind="stable")
         again = np.flatnonzero(values[order][1:] == values[order][:-1])
         if len(again):
             second = int(order[again + 1].min())
-            raise Malformed(line_of(second), name, "occurs twice in this memory")
+            raise MalformedExport(line_of(second), name, "occurs twice in this memory")
 
     def _check_end(self, line: End) -> None:
         self._close_section()
@@ -450,8 +450,8 @@ class Checker:
                 "name", f"two conversations of the export would be named {new!r}: {new!r} itself and {old[0]!r}"
             )
 
-    def _error_at(self, name: str, description: str) -> Malformed:
-        return Malformed(self._number, name, description)
+    def _error_at(self, name: str, description: str) -> MalformedExport:
+        return MalformedExport(self._number, name, description)
 
 
 def structured_text(line: FragmentLine) -> str:
@@ -464,4 +464,4 @@ def values_of(line: StructuredLine) -> Structured:
     return Structured(**msgspec.structs.asdict(line))
 
 
-__all__ = ["Checker", "Malformed", "Summary", "Terms", "structured_text", "values_of"]
+__all__ = ["Checker", "ImportTerms", "MalformedExport", "Summary", "structured_text", "values_of"]

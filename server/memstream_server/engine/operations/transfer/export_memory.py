@@ -23,14 +23,14 @@ from memstream_server.engine.errors import NOT_READ, JournalUnavailable, MemoryD
 from memstream_server.engine.operations.transfer import lines
 from memstream_server.engine.operations.transfer.disk_space import Disk
 from memstream_server.ports.blocks import Block
-from memstream_server.ports.conversation_records import SessionStore, State, StateName, StateScope
+from memstream_server.ports.conversation_records import SessionStore, StateDocument, StateName, StateScope
 from memstream_server.ports.conversations import (
     ConversationName,
     ConversationScan,
     Message,
     NotThere,
 )
-from memstream_server.ports.journal.errors import Conflict, JournalError
+from memstream_server.ports.journal.errors import JournalError, StaleWrite
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import MemoryScan, StoredConflict
 from memstream_server.ports.journal.records import MemoryRecord
@@ -48,7 +48,7 @@ CHECK_LINES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ExportPart:
     """Whole lines, with the number of fragments sent so far and in total."""
 
     lines: bytes
@@ -85,7 +85,7 @@ class Exporter:
         # One spool at a time: it occupies one of the journal's few readers.
         self._reading = asyncio.Semaphore(1)
 
-    async def export(self, wanted: Wanted) -> AsyncGenerator[Part, None]:
+    async def export(self, wanted: Wanted) -> AsyncGenerator[ExportPart, None]:
         """Yields the lines in parts. Raises MemoryNotFound, StorageIsFull, JournalUnavailable."""
         try:
             async with contextlib.aclosing(_Export(self, wanted).stream_parts()) as parts:
@@ -135,7 +135,7 @@ class Exporter:
                 yield name
             after = page[-1]
 
-    async def list_states(self, wanted: Wanted) -> AsyncGenerator[tuple[StateName, State], None]:
+    async def list_states(self, wanted: Wanted) -> AsyncGenerator[tuple[StateName, StateDocument], None]:
         after = ("", "")
         whole = not wanted.memory and wanted.chosen == EVERYTHING
         while whole and (page := await self._conversations.list_states(wanted.namespace, after, STATES)):
@@ -151,7 +151,7 @@ class Exporter:
         self, record: MemoryRecord, wanted: Wanted
     ) -> AsyncGenerator[tuple[bytes, int, IO[bytes]], None]:
         """(the memory's line, number of its blocks' versions, a file with the lines of its fragments, then of its
-        blocks). Raises Conflict if the memory was deleted.
+        blocks). Raises StaleWrite if the memory was deleted.
 
         Waits until everything that was received at the beginning is stored.
         """
@@ -211,7 +211,7 @@ class _Export:
         )
         self._total = 0
 
-    async def stream_parts(self) -> AsyncGenerator[Part, None]:
+    async def stream_parts(self) -> AsyncGenerator[ExportPart, None]:
         wanted, exporter = self._wanted, self._exporter
         self._total = await exporter.count_fragments(wanted)
         yield self._make_part(exporter.build_header(wanted))
@@ -230,7 +230,7 @@ class _Export:
         self._total = self._counts["fragments"]
         yield self._make_part(lines.encode_line(lines.End(**self._counts, sha256=self._hash.hexdigest())))
 
-    async def _stream_memory(self, record: MemoryRecord) -> AsyncGenerator[Part, None]:
+    async def _stream_memory(self, record: MemoryRecord) -> AsyncGenerator[ExportPart, None]:
         try:
             async with self._exporter.memory_spool(record, self._wanted) as (head, blocks, file):
                 self._counts["memories"] += 1
@@ -240,12 +240,12 @@ class _Export:
                     yield self._make_part(part)
                 self._counts["fragments"] -= blocks
                 self._counts["blocks"] += blocks
-        except Conflict as error:
+        except StaleWrite as error:
             if self._wanted.memory:
                 raise MemoryDeleted("the memory was deleted during the export") from error
             return  # deleted since the namespace was listed
 
-    async def _stream_conversation(self, name: str) -> AsyncGenerator[Part, None]:
+    async def _stream_conversation(self, name: str) -> AsyncGenerator[ExportPart, None]:
         named = ConversationName(self._wanted.namespace, name)
         try:
             async with self._exporter.conversation_spool(named) as (file, (messages, plans)):
@@ -257,7 +257,7 @@ class _Export:
         except NotThere:
             return
 
-    async def _stream_states(self) -> AsyncGenerator[Part, None]:
+    async def _stream_states(self) -> AsyncGenerator[ExportPart, None]:
         async for name, state in self._exporter.list_states(self._wanted):
             self._counts["states"] += 1
             line = lines.StateLine(
@@ -268,10 +268,10 @@ class _Export:
             )
             yield self._make_part(lines.encode_line(line))
 
-    def _make_part(self, part: bytes) -> Part:
+    def _make_part(self, part: bytes) -> ExportPart:
         self._hash.update(part)
         done = max(0, self._counts["fragments"])
-        return Part(part, done, max(done, self._total))
+        return ExportPart(part, done, max(done, self._total))
 
 
 async def _read_part(file: IO[bytes]) -> bytes:

@@ -39,7 +39,7 @@ from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.enrich import enhances_short_term
 from memstream_server.engine.operations.progress import Progress
 from memstream_server.engine.operations.runner import OperationRunner
-from memstream_server.engine.operations.transfer.check_lines import Summary, Terms
+from memstream_server.engine.operations.transfer.check_lines import ImportTerms, Summary
 from memstream_server.engine.operations.transfer.disk_space import Disk
 from memstream_server.engine.operations.transfer.export_memory import fragment_line
 from memstream_server.engine.operations.transfer.lines import (
@@ -145,7 +145,7 @@ class Importer:
         """Receives the lines of an import. Blocking. Raises StorageIsFull."""
         embedding = self._models.embedding_model
         most = self._runtime.limits.memory_blocks_max
-        terms = Terms(embedding.dimension, embedding.name, self._name_bytes_max, self._has_stemmer, rename, most)
+        terms = ImportTerms(embedding.dimension, embedding.name, self._name_bytes_max, self._has_stemmer, rename, most)
         return Upload(self._disk, terms, self._bytes_max)
 
     def _has_stemmer(self, language: str) -> bool:

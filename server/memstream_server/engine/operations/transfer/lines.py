@@ -315,7 +315,7 @@ _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
-class Version(msgspec.Struct):
+class HeaderVersion(msgspec.Struct):
     """The fields of the header in every version."""
 
     type: str = ""
@@ -323,7 +323,7 @@ class Version(msgspec.Struct):
     version: int = 0
 
 
-version_of = msgspec.json.Decoder(Version).decode
+version_of = msgspec.json.Decoder(HeaderVersion).decode
 
 
 def encode_line(line: Line) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from memstream_server.engine.operations.transfer.disk_space import Disk
-from memstream_server.engine.operations.transfer.export_memory import Exporter, Part, Wanted
+from memstream_server.engine.operations.transfer.export_memory import Exporter, ExportPart, Wanted
 from memstream_server.engine.operations.transfer.import_memory import Importer
 
 if TYPE_CHECKING:
@@ -54,6 +54,6 @@ class Transfers:
         """Call after the operations have stopped."""
         await self.imports.cleanup.stop()
 
-    def export(self, wanted: Wanted) -> AsyncGenerator[Part, None]:
+    def export(self, wanted: Wanted) -> AsyncGenerator[ExportPart, None]:
         """Yields the lines in parts. Raises MemoryNotFound, StorageIsFull, JournalUnavailable."""
         return self._exporter.export(wanted)

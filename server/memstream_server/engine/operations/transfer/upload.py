@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from memstream_server.engine.errors import FieldViolation, InvalidField, StorageIsFull
-from memstream_server.engine.operations.transfer.check_lines import Checker, Malformed, Summary, Terms
+from memstream_server.engine.operations.transfer.check_lines import Checker, ImportTerms, MalformedExport, Summary
 from memstream_server.engine.operations.transfer.disk_space import Disk
 
 SUFFIX = ".import"
@@ -25,7 +25,7 @@ LINE_BYTES_MAX = 16 << 20
 class Upload:
     """The lines of one import. `close` it; that deletes the file unless it was kept."""
 
-    def __init__(self, disk: Disk, terms: Terms, bytes_max: int) -> None:
+    def __init__(self, disk: Disk, terms: ImportTerms, bytes_max: int) -> None:
         disk.check_free()
         self.path: Path = disk.directory / f"{uuid.uuid4().hex}{SUFFIX}"
         self._disk = disk
@@ -54,7 +54,7 @@ class Upload:
             if len(self._rest) > LINE_BYTES_MAX:
                 raise invalid_field("lines", f"a line has more than {LINE_BYTES_MAX} bytes")
             self._file.write(lines)
-        except Malformed as error:
+        except MalformedExport as error:
             raise malformed_error(error) from error
         except OSError as error:
             raise StorageIsFull(
@@ -68,7 +68,7 @@ class Upload:
         try:
             summary = self._checker.summarize_export()
             os.fsync(self._file.fileno())
-        except Malformed as error:
+        except MalformedExport as error:
             raise malformed_error(error) from error
         except OSError as error:
             raise StorageIsFull(
@@ -113,7 +113,7 @@ def invalid_field(field: str, description: str) -> InvalidField:
     return InvalidField(f"{field}: {description}", violations=(FieldViolation(field, description),))
 
 
-def malformed_error(error: Malformed) -> InvalidField:
+def malformed_error(error: MalformedExport) -> InvalidField:
     """The error for a malformed line, with its place."""
     place = f"line {error.line}, {error.field}" if error.field else f"line {error.line}"
     return InvalidField(str(error), violations=(FieldViolation(place, error.description),), line=error.line)

@@ -30,7 +30,7 @@ _Codes = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Turns:
+class Dialogue:
     """By slot; valid until the next change of the memory."""
 
     context: Shares
@@ -52,7 +52,7 @@ class Turns:
         return slots
 
 
-def find_turns(columns: Columns, neighbours: Neighbours) -> Turns:
+def find_dialogue(columns: Columns, neighbours: Neighbours) -> Dialogue:
     """The turns of a memory. O(fragments)."""
     roles = _complete_roles(columns)
     session, alive = neighbours.session_of, neighbours.alive
@@ -67,7 +67,7 @@ def find_turns(columns: Columns, neighbours: Neighbours) -> Turns:
     replies = np.full(len(messages), NOBODY, np.int32)
     answering = np.flatnonzero(messages != NOBODY)
     replies[messages[answering]] = answering
-    return Turns(context, replies, messages)
+    return Dialogue(context, replies, messages)
 
 
 def _complete_roles(columns: Columns) -> npt.NDArray[np.int8]:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from memstream_server.core.columns import Columns
+from memstream_server.core.dialogue import SHORT_SESSION, Dialogue, find_dialogue
 from memstream_server.core.neighbours import NOBODY, Neighbours
-from memstream_server.core.turns import SHORT_SESSION, Turns, find_turns
 from memstream_server.core.values import Fragment, Role
 
 
-def turns_of(fragments: Sequence[Fragment], removed: Sequence[int] = ()) -> Turns:
+def turns_of(fragments: Sequence[Fragment], removed: Sequence[int] = ()) -> Dialogue:
     columns, neighbours = Columns(), Neighbours()
     columns.extend(fragments)
     for slot, one in enumerate(fragments):
@@ -22,7 +22,7 @@ def turns_of(fragments: Sequence[Fragment], removed: Sequence[int] = ()) -> Turn
     for slot in removed:
         columns.update(fragments[slot].but(forget_time_us=1))
         neighbours.set_alive(slot, False)
-    return find_turns(columns, neighbours)
+    return find_dialogue(columns, neighbours)
 
 
 def said(number: int, speaker: str = "", session: str = "s", role: Role | None = None, words: int = 3) -> Fragment:
@@ -131,13 +131,13 @@ def test_moved_fragment_counts_in_its_new_session() -> None:
     columns.extend(fragments)
     for slot, one in enumerate(fragments):
         moved.append(int(columns.linked_sessions(slot)[0]), len(one.content) <= 2_000, 1)
-    find_turns(columns, moved)
+    find_dialogue(columns, moved)
     for slot in (5, 1):  # the only one of its session, and one of three
         columns.update(fragments[slot].but(session="t"))
         moved.move(slot, int(columns.linked_sessions(slot)[0]))
     moved.move(0, int(columns.linked_sessions(0)[0]))  # where it is
     other = [one.but(session="t") if slot in (5, 1) else one for slot, one in enumerate(fragments)]
     expected = turns_of(other)
-    found = find_turns(columns, moved)
+    found = find_dialogue(columns, moved)
     assert found.context.tolist() == expected.context.tolist()
     assert (found.messages.tolist(), found.replies.tolist()) == (expected.messages.tolist(), expected.replies.tolist())
