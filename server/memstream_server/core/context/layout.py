@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 from msgspec.structs import replace
 
@@ -218,16 +218,17 @@ class _Layout:
             parts.append(self._write_turn(turn, lines, place, fresh.memories))
             turns.append(turn)
         parts.append(replace(question, number=self._anchor))
-        same = self._count_same(parts)
+        seen = tuple([Seen(part.kind, part.key, _digest(part.text)) for part in parts])
+        same = self._count_same(seen)
         start = next((unit.said.number for unit in tail if unit.said is not None), self._anchor)
         if self._inputs.tail_failed:
             start = self._after.tail_start
-        position = self._make_position(parts, turns, start, fresh)
+        position = self._make_position(seen, turns, start, fresh)
         return Built(
             parts=tuple([replace(part, fresh=place >= same) for place, part in enumerate(parts)]),
             tokens=sum(part.tokens for part in parts),
             unchanged_tokens=sum(part.tokens for part in parts[:same]),
-            broken_by=tuple(self._find_broken(parts, same)),
+            broken_by=tuple(self._find_broken(parts, seen, same)),
             left_out=tuple(left_out[:LEFT_OUT_MAX]),
             citations=tuple(
                 [
@@ -241,7 +242,7 @@ class _Layout:
             position=position,
         )
 
-    def _make_position(self, parts: list[ContextPart], turns: list[Turn], start: int, fresh: Fresh) -> Position:
+    def _make_position(self, seen: tuple[Seen, ...], turns: list[Turn], start: int, fresh: Fresh) -> Position:
         used = sorted({entry.memory for turn in turns for entry in turn.entries})
         places = {old: new for new, old in enumerate(used)}
         return Position(
@@ -256,25 +257,21 @@ class _Layout:
                     for turn in turns
                 ]
             ),
-            tuple([Seen(part.kind, part.key, _digest(part.text)) for part in parts]),
+            seen,
         )
 
     # ---- what changed
-    def _count_same(self, parts: list[ContextPart]) -> int:
+    def _count_same(self, parts: Sequence[Seen]) -> int:
         """How many parts at the beginning are as in the last text."""
-        same = 0
-        for part, seen in zip(parts, self._after.seen, strict=False):
-            if _digest(part.text) != seen.digest:
-                break
-            same += 1
-        return same
+        pairs = zip(parts, self._after.seen, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0].digest == pair[1].digest, pairs))
 
-    def _find_broken(self, parts: list[ContextPart], same: int) -> Iterable[Omission]:
+    def _find_broken(self, parts: list[ContextPart], now: Sequence[Seen], same: int) -> Iterable[Omission]:
         seen = self._after.seen
         if same >= len(seen):
             return
         yield from self._gone
-        digests = {part.key: _digest(part.text) for part in parts}
+        digests = {one.key: one.digest for one in now}
         there = frozenset(digests.values())
         first = next((part.number for part in parts if part.kind is PartKind.MESSAGE), self._anchor)
         cut: list[int] = []
@@ -447,8 +444,11 @@ class Fresh:
         said: list[str] = []
         for found in self._inputs.found:
             fragment = found.fragment
+            if fragment.id in self._ids:
+                self._left_out.append(leave_out(found, Omitted.REPEATS))
+                continue
             text = normalize(fragment.content)
-            if fragment.id in self._ids or text in said or self._is_shown(text):
+            if text in said or self._is_shown(text):
                 reason = Omitted.REPEATS
             elif is_said(text, self._tail_text):
                 reason = Omitted.IN_TAIL
