@@ -1,4 +1,4 @@
-"""With authentication: a caller that may recall but not observe changes nothing."""
+"""With authentication: callers change nothing without `observe`, and delete nothing without `forget`."""
 
 from __future__ import annotations
 
@@ -55,3 +55,30 @@ async def test_reinforcing_without_the_right_is_refused(guarded: Guarded) -> Non
             with pytest.raises(PermissionDenied, match="the right observe"):
                 await recall.query("key", reinforce=True)
             assert (await recall.query("key"))[0].fragment.content == KEY, "the stream goes on"
+
+
+@pytest.mark.parametrize(
+    "deletion",
+    [
+        memstream.RemoveMessages("deleting", numbers=[1]),
+        memstream.DeleteConversation("deleting"),
+        memstream.DeleteState(memstream.StateScope.APP, "deleting"),
+    ],
+)
+async def test_transactions_without_the_right_delete_nothing(
+    guarded: Guarded, deletion: memstream.TransactionWrite
+) -> None:
+    address, keys = guarded.server.address, guarded.keys
+    said = memstream.AppendMessages("deleting", [memstream.NewMessage(content="said")])
+    kept = memstream.SetState(memstream.StateScope.APP, "deleting", "1")
+    async with (
+        memstream.connect(address, token=keys["root"]) as root,
+        memstream.connect(address, token=keys["only-write"]) as writer,
+    ):
+        await writer.write_together("v", [said, kept])
+        talk = root.conversation("v/deleting")
+        before = [one async for one in talk.messages()], await root.get_state("v", memstream.StateScope.APP, "deleting")
+        with pytest.raises(PermissionDenied, match="the right forget"):
+            await writer.write_together("v", [said, deletion])
+        after = [one async for one in talk.messages()], await root.get_state("v", memstream.StateScope.APP, "deleting")
+        assert after == before

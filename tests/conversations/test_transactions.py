@@ -39,6 +39,7 @@ from memstream_server.engine.conversations import Conversations, Transaction, Wr
 from memstream_server.engine.errors import EngineError
 from memstream_server.engine.requests import NewMemory
 from memstream_server.engine.runtime.clock import Clock
+from memstream_server.ports.blocks import BlockContent, BlockName, MemoryName, Writing
 from memstream_server.ports.conversation_records import AppendMessages as Appending
 from memstream_server.ports.conversation_records import SetState as Setting
 from memstream_server.ports.conversation_records import StateName
@@ -373,6 +374,37 @@ async def test_plans_and_states_are_whole_at_every_statement(tmp_path: Path) -> 
         await store.prune_conversations(1 << 60, 9)
         await store.delete_conversation(NAME)
         assert (await parts.stored.read_bytes(["test"])).get("test") is None
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_block_writes_are_whole_at_every_statement(tmp_path: Path) -> None:
+    memory = MemoryName("test", "joy")
+    name, writing = BlockName(memory, "persona"), Writing(1, "key:ann", blocks_max=9, versions_max=2)
+    async with assembled(tmp_path) as parts:
+        await parts.engine.memories.create(NewMemory("test", "joy", MemoryKind.HYBRID, DEFAULT))
+        blocks = parts.stored.blocks
+        for text in ("first", "second"):
+            await blocks.write_block(name, lambda _, text=text: BlockContent(text), writing)  # type: ignore[misc]
+
+        async def write() -> object:
+            return await blocks.write_block(name, lambda _: BlockContent("third"), writing)
+
+        async def delete() -> object:
+            return await blocks.delete_block(name, None)
+
+        for change in (write, delete):
+            before, number = await blocks.list_versions(name, None, 9), 1
+            while True:
+                with failing_statement(number):
+                    try:
+                        await change()
+                        break
+                    except StorageFull:
+                        assert await blocks.list_versions(name, None, 9) == before
+                number += 1
+            assert number > 2
+        assert [one.content.text for one in before] == ["third", "second"]
+        assert await blocks.list_blocks(memory, "", 9) == []
 
 
 @pytest.mark.usefixtures("hasty")

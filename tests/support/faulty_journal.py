@@ -68,7 +68,7 @@ READS = frozenset(
 )
 """The port's reads that an engine makes."""
 COMPARING = frozenset({"open_producer", "receive", "commit"})
-"""Writes whose Conflict may have other causes than the end of the memory."""
+"""Writes whose StaleWrite may have other causes than the end of the memory."""
 
 
 class Fault(Enum):

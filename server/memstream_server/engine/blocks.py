@@ -230,5 +230,5 @@ async def _map_errors(work: Awaitable[T], blocks_max: int = 0) -> T:
         raise QuotaExceeded(
             f"{error}: delete one", retry_after_s=QUOTA_RETRY_S, quota="memory_blocks_max", limit=blocks_max
         ) from error
-    except JournalError as error:  # includes Conflict: a concurrent call stored the answer, which the rpc returns
+    except JournalError as error:  # includes StaleWrite: a concurrent call stored the answer, which the rpc returns
         raise write_error(error) from error

@@ -396,5 +396,5 @@ async def _map_errors(work: Awaitable[T]) -> T:
         raise InvalidField(f"{error}: delete them by RemoveMessages") from error
     except ClientIdTaken as error:
         raise RequestIdConflict(f"{error}: give every message its own") from error
-    except JournalError as error:  # includes Conflict: a concurrent call stored the answer, which the rpc returns
+    except JournalError as error:  # includes StaleWrite: a concurrent call stored the answer, which the rpc returns
         raise write_error(error) from error

@@ -142,7 +142,7 @@ class BlockStore(Protocol):
 
     async def add_versions(self, uid: str, versions: Sequence[Block], versions_max: int, last: int = 0) -> None:
         """Add versions in ascending order to a memory that is being imported, without those up to its last version,
-        which an earlier run has written. `last`: no later write gets a version up to this. Raises Conflict if the
+        which an earlier run has written. `last`: no later write gets a version up to this. Raises StaleWrite if the
         memory is gone."""
         ...
 

@@ -2,7 +2,7 @@
 
 Contract
 - Writes return only after they are durable, and a write that raises leaves nothing, as in the journal
-  (ports/journal/port.py), whose errors they raise: StorageFull, OutcomeUnknown, and Conflict if the request_id of
+  (ports/journal/port.py), whose errors they raise: StorageFull, OutcomeUnknown, and StaleWrite if the request_id of
   `answer` has been answered meanwhile (return that answer).
 - Appending, completing and saving plans create the conversation if necessary; other methods raise NotThere for one
   that does not exist. Deleting messages or plans keeps the conversation, and numbers are not reused.
@@ -395,7 +395,7 @@ class ConversationStore(Protocol):
     async def publish_staged(
         self, staged: str, conversation: ConversationName, status: Status, details: Details
     ) -> None:
-        """Turn the staged rows into this conversation. Raises AlreadyExists, or Conflict if nothing is staged."""
+        """Turn the staged rows into this conversation. Raises AlreadyExists, or StaleWrite if nothing is staged."""
         ...
 
     async def discard_staged(self, staged: str) -> None:

@@ -2,7 +2,7 @@
 
 Contract
 - Writes return only after they are durable, and a write that raises leaves nothing, as in the journal
-  (ports/journal/port.py), whose errors they raise; `create` raises Conflict if the request_id of `answer` has been
+  (ports/journal/port.py), whose errors they raise; `create` raises StaleWrite if the request_id of `answer` has been
   answered meanwhile.
 - Ids ascend in the order of creation.
 """

@@ -5,7 +5,7 @@ Contract
   that lasts as long as its writing connection; `connected` tells whether that connection exists.
 - A memory has at most one owner. An owner is dead when its lease has expired, it has left, or its lock is gone.
 - `take` takes a memory only if its owner released it or is dead, and raises its epoch: the journal rejects later writes
-  of the former owner (Conflict). It never waits for another process.
+  of the former owner (StaleWrite). It never waits for another process.
 - Methods raise the journal's errors.
 """
 
@@ -52,7 +52,7 @@ class Processes(Protocol):
         ...
 
     async def take_memory(self, uid: str, number: int) -> int | Owner | None:
-        """The memory's new epoch; or its living owner; or None if its row is locked. Raises Conflict if it is gone."""
+        """The memory's new epoch; its living owner; or None if its row is locked. Raises StaleWrite if it is gone."""
         ...
 
     async def release_memory(self, uid: str, number: int) -> None:

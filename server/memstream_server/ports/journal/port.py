@@ -3,8 +3,8 @@
 Contract
 - A write returns only after its transaction is durable (power loss included). One writer commits writes in groups, in
   the order of submission; a write that fails does not affect the others.
-- A write that raises `Conflict`, `AlreadyExists`, `NamespaceFull` or `WriteRefused` leaves nothing. A write that raises
-  `OutcomeUnknown` may or may not be committed: the caller drops its RAM state and reads again.
+- A write that raises `StaleWrite`, `AlreadyExists`, `NamespaceFull` or `WriteRefused` leaves nothing. A write that
+  raises `OutcomeUnknown` may or may not be committed: the caller drops its RAM state and reads again.
 - A read needs no write: it works while the disk is full or read-only.
 - Memory writes are a compare-and-set on (epoch, revision); no other process may own the memory at that epoch.
 - A read sees every write that returned before it began, and never waits for the writer.
@@ -145,7 +145,7 @@ class Journal(Protocol):
     async def delete_memory(self, uid: str, answer: Answer | None = None, epoch: int | None = None) -> None:
         """Delete a memory with all its rows. Outbox entries, which survive it, delete its rows in the vector index.
 
-        Raises Conflict if the memory does not exist, or has another epoch than `epoch`.
+        Raises StaleWrite if the memory does not exist, or has another epoch than `epoch`.
         """
         ...
 
@@ -182,16 +182,16 @@ class Journal(Protocol):
         ...
 
     async def own_memory(self, uid: str) -> MemoryRecord:
-        """Take ownership: raises the epoch and returns the record. Raises Conflict if the memory does not exist."""
+        """Take ownership: raises the epoch and returns the record. Raises StaleWrite if the memory does not exist."""
         ...
 
     async def load_memory(self, uid: str, model: str, vectors_max: int, into: Gathering | None = None) -> LoadedMemory:
-        """Read a memory at one revision, to activate it; `into` takes its blocks. Raises Conflict if the memory
+        """Read a memory at one revision, to activate it; `into` takes its blocks. Raises StaleWrite if the memory
         does not exist."""
         ...
 
     async def scan_memory(self, uid: str, all_vectors: bool, visit: Callable[[MemoryScan], T]) -> T:
-        """Read a whole memory in one snapshot; `visit` runs in a thread, and may run twice. Raises Conflict if the
+        """Read a whole memory in one snapshot; `visit` runs in a thread, and may run twice. Raises StaleWrite if the
         memory does not exist. Without `all_vectors` only vectors that clients supplied are read."""
         ...
 
@@ -205,7 +205,7 @@ class Journal(Protocol):
         ...
 
     async def receive(self, receipt: BatchReceipt) -> None:
-        """Make a batch durable. Raises Conflict if the memory or the producer has another epoch, or first_sequence is
+        """Make a batch durable. Raises StaleWrite if the memory or the producer has another epoch, or first_sequence is
         not the producer's received + 1; AnswerExists if the request of its answer has one."""
         ...
 
@@ -224,12 +224,12 @@ class Journal(Protocol):
         ...
 
     async def commit(self, commit: Commit) -> None:
-        """Raises Conflict if the memory has another epoch or revision; AnswerExists if the request of `answer`, or
+        """Raises StaleWrite if the memory has another epoch or revision; AnswerExists if the request of `answer`, or
         of a receipt that it brings, has an answer."""
         ...
 
     async def add_accesses(self, accesses: Accesses) -> None:
-        """Add access statistics. Raises Conflict if the memory does not exist or has another epoch."""
+        """Add access statistics. Raises StaleWrite if the memory does not exist or has another epoch."""
         ...
 
     # ---- reads
@@ -272,7 +272,7 @@ class Journal(Protocol):
     async def prune_events(self, uid: str, before_us: int, limit: int) -> int:
         """Delete at most `limit` transitions older than that time, oldest first; returns their number.
 
-        The rest has no gap. Raises Conflict if the memory does not exist.
+        The rest has no gap. Raises StaleWrite if the memory does not exist.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Writes: a Receipt makes observations *received*, a Commit makes a transition *stored*."""
+"""Writes: a BatchReceipt makes observations *received*, a Commit makes a transition *stored*."""
 
 from __future__ import annotations
 
