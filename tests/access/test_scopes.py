@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import memstream
+from memstream.errors import PermissionDenied
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1 import stream_service_pb2_grpc as stubs
 from memstream.v1.scope_pb2 import LabelSelector, RecallScope
@@ -102,6 +103,23 @@ async def test_scores_do_not_tell_of_hidden_memories(guarded: Guarded, mark: str
     assert [one.relevance for one in alone.recollections.recollections] == [
         one.relevance for one in beside.recollections.recollections
     ]
+
+
+async def test_a_context_loses_what_a_right_no_longer_covers(guarded: Guarded, mark: str) -> None:
+    own, lost = f"a/{mark}-core", f"b/{mark}-core"
+    async with (
+        memstream.connect(guarded.server.address, token=guarded.keys["root"]) as root,
+        memstream.connect(guarded.server.address, token=guarded.keys["core"]) as client,
+    ):
+        await root.memory(lost).observe_batch(["the kettle is red"])
+        first = await client.context([own, lost], "Which tea, and which kettle?")
+        assert "kettle is red" in first.text
+        await root.memory(lost).update(labels={"of": mark})
+        with pytest.raises(PermissionDenied):
+            await client.context([own, lost], "And now?", after=first)
+        later = await client.context([own, lost], "And now?", after=first, partial=True)
+        assert {one.memory for one in later.citations} <= {own}
+        assert "kettle is red" not in later.text
 
 
 async def test_a_grant_by_label_is_for_one_memory(guarded: Guarded, mark: str) -> None:

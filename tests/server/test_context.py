@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import uuid
 from datetime import UTC, datetime
@@ -82,6 +83,31 @@ async def test_what_is_erased_leaves_all_turns(client: memstream.Client, bob: me
     later = await client.context([bob.path], "Where does Bob live?", conversation=talk, after=turn)
     assert "nuts" not in later.text
     assert [(one.reason, one.fragment_ids) for one in later.broken_by] == [(ContextReason.UNAVAILABLE, (nuts,))]
+
+
+async def test_what_is_no_longer_valid_leaves_all_turns(client: memstream.Client, bob: memstream.Memory) -> None:
+    talk = f"{bob.path}-talk"
+    turn = await client.context([bob.path], "What is Bob allergic to?", conversation=talk)
+    (nuts,) = [one.fragment_id for one in turn.citations if "nuts" in (await bob.get_fragment(one.fragment_id)).content]
+    await turn.record("What is Bob allergic to?", "that is a secret")
+    await bob.update_fragment(nuts, valid_until=datetime(2024, 1, 1, tzinfo=UTC))
+    later = await client.context([bob.path], "Where does Bob live?", conversation=talk, after=turn)
+    assert "nuts" not in later.text
+    assert [(one.reason, one.fragment_ids) for one in later.broken_by] == [(ContextReason.UNAVAILABLE, (nuts,))]
+
+
+async def test_a_message_of_4_mb_is_cut_and_said_so(client: memstream.Client, bob: memstream.Memory) -> None:
+    talk = client.conversation(f"{bob.path}-talk")
+    whole = json.dumps({"role": "assistant", "content": "x" * ((4 << 20) - 100)})
+    await talk.append_messages(
+        [memstream.NewMessage(role="user", content="a question"), memstream.NewMessage(body=whole)]
+    )
+    turn = await client.context([bob.path], "Where does Bob live?", conversation=talk.path, budget=2_000)
+    assert turn.tokens <= 2_000
+    assert "Paris" in turn.text
+    (cut,) = [int(count) for count in re.findall(r"\[(\d+) more characters\]", turn.text)]
+    assert (4 << 20) - 2_000 * 4 < cut < 4 << 20
+    assert "user: a question" in turn.text
 
 
 async def test_a_shown_memory_is_corrected_when_superseded(client: memstream.Client, bob: memstream.Memory) -> None:
