@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memstream import Observation
+from memstream import NewMessage, Observation
 from tests.toolchains.console.conftest import Visit
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.asyncio(loop_scope="session")]
@@ -125,3 +125,28 @@ async def test_context_desk_shows_parts_and_where_a_turn_differs(visit: Visit) -
     await page.get_by_label("Budget, tokens").fill("1")
     await page.get_by_role("button", name="Build the context").click()
     await page.get_by_role("alert").get_by_text("budget").wait_for()
+
+
+async def test_context_desk_shows_a_kept_text_and_what_is_left_out(visit: Visit) -> None:
+    client = visit.console.client
+    memory = await client.create_memory("shop/desk-kept")
+    await memory.observe_batch([Observation("Bob drinks green tea in the morning."), Observation("Bob eats no nuts.")])
+    said = [("user", "Bob eats no nuts."), ("assistant", "Noted."), ("user", "Which nuts does Bob eat?")]
+    await client.conversation("shop/desk-kept-talk").append_messages(
+        [NewMessage(role=role, content=content) for role, content in said]
+    )
+    page = await visit.sign_in("m/shop/desk-kept/context")
+    await page.get_by_label("Question", exact=True).fill("Which nuts does Bob eat?")
+    await page.get_by_label("Question of the next turn").fill("What does Bob drink?")
+    await page.get_by_label("Conversation", exact=True).fill("shop/desk-kept-talk")
+    await page.get_by_role("button", name="Build the context").click()
+    first, later = page.get_by_label("First turn"), page.get_by_label("Next turn", exact=True)
+    await later.locator(".summary").wait_for()
+    await first.locator(".left-out li", has_text="a message in the text says it").wait_for()
+    total = (await first.locator(".summary b").first.text_content()) or ""
+    assert await later.locator(".summary b").nth(1).text_content() == f"{total} of {total}"
+    assert await later.locator(".broken").count() == 0, "the text of the first turn is kept"
+    kept, there = first.locator(".ranking > li > div"), later.locator(".ranking > li > div")
+    count = await kept.count()
+    assert (await there.all_text_contents())[:count] == await kept.all_text_contents()
+    assert await later.locator(".ranking > li").nth(count).locator(".turning").count() == 1
