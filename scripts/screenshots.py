@@ -134,6 +134,19 @@ def take_recall(page: Any, memory: str) -> None:
     take(page, "compare")
 
 
+def take_context(page: Any, memory: str) -> None:
+    """The context desk: two turns, with what is new in the second."""
+    page.set_viewport_size({"width": 1100, "height": 700})
+    page.goto(f"{memory}/context")
+    page.get_by_label("Question", exact=True).fill(QUESTION)
+    page.get_by_label("Question of the next turn").fill(OTHER)
+    page.get_by_label("Budget, tokens").fill("600")
+    page.get_by_role("button", name="Build the context").click()
+    page.get_by_label("Next turn", exact=True).locator(".ranking > li").first.wait_for()
+    page.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
+    take(page, "context")
+
+
 def take_memory(page: Any, memory: str) -> None:
     """The other views of one memory, and a fragment."""
     page.set_viewport_size({"width": 1100, "height": 740})
@@ -206,6 +219,7 @@ def main() -> int:
         page = browser.new_page(viewport=SIZE, locale="en-US", timezone_id="UTC", reduced_motion="reduce")
         fill_server(console)
         take_recall(page, f"{console}#/m/demo/letters")
+        take_context(page, f"{console}#/m/demo/letters")
         take_memory(page, f"{console}#/m/demo/letters")
         take_server(page, console)
         browser.close()
