@@ -367,7 +367,7 @@ async def test_plans_and_states_are_whole_at_every_statement(tmp_path: Path) -> 
                         assert (await store.get_state(name)).document == before
                         assert tuple(await store.list_plans(NAME, PlanQuery())) == plans
                 number += 1
-            assert number > 3
+            assert number > 2
             plans = tuple(await store.list_plans(NAME, PlanQuery()))
         assert [plan.title for plan in plans] == ["first", *["second"] * 7]
         assert (await store.get_state(name)).document == after

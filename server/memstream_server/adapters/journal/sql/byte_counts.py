@@ -64,10 +64,13 @@ _STAGED = "CASE {0}.namespace WHEN '' THEN '\n' || {0}.name ELSE {0}.namespace E
 """The name under which a memory or conversation counts; no namespace has a newline."""
 
 _TOTAL = [cast(func.coalesce(func.sum(namespace_bytes.c[kind]), 0), BigInteger).label(kind) for kind in KINDS]
+_STORES_ANYTHING = func.sum(sum(namespace_bytes.c[kind] for kind in KINDS)) > 0
+"""A row of zeros may stay: its shard is tidied by the next deletion."""
 _OF_SOME = (
     select(namespace_bytes.c.namespace, *_TOTAL)
     .where(namespace_bytes.c.namespace.in_(bindparam("namespaces", expanding=True)))
     .group_by(namespace_bytes.c.namespace)
+    .having(_STORES_ANYTHING)
 )
 _OF_EACH = select(*_TOTAL).group_by(namespace_bytes.c.namespace).subquery()
 _NAMESPACES = (
@@ -77,7 +80,7 @@ _NAMESPACES = (
     )
     .where(namespace_bytes.c.namespace > bindparam("after"))
     .group_by(namespace_bytes.c.namespace)
-    .having(func.sum(sum(namespace_bytes.c[kind] for kind in KINDS)) > 0)
+    .having(_STORES_ANYTHING)
     .order_by(namespace_bytes.c.namespace)
     .limit(bindparam("limit"))
 )
