@@ -84,9 +84,12 @@ async def test_a_fact_of_one_session_is_known_in_the_next(host: Host, server: Se
 
 def check_sent(transcript: Transcript, records: list[dict[str, Any]]) -> None:
     """The messages of the host are those of its transcript, which tests/cli/test_mcp_hosts.py replays."""
-    sent = [json.loads(one["line"]) for one in records if one["sender"] == "host"]
-    recorded = {shape_of(one) for one in transcript.messages}
-    assert {shape_of(one) for one in sent} == recorded, transcript.source
+    sent = {shape_of(json.loads(one["line"])) for one in records if one["sender"] == "host"}
+    recorded = {shape_of(one): one["method"] for one in transcript.messages}
+    assert sent <= recorded.keys(), transcript.source
+    # Claude Code sends `initialize` only if the start takes longer than it waits for the answer to `server/discover`.
+    fallback = {"initialize"} if "server/discover" in recorded.values() else set()
+    assert {recorded[shape] for shape in recorded.keys() - sent} <= fallback, transcript.source
     assert transcript.version == version_of(transcript.host)
     hooks = {one["command"][1]: json.loads(one["line"]) for one in records if one["sender"] == "hook"}
     assert {name: sorted(given) for name, given in hooks.items()} == {
