@@ -136,7 +136,7 @@ void test("a turn that failed is repeated without a copy", async () => {
   assert.deepEqual(await saidIn(conversation), ["user: Hi", "assistant: Hello."]);
 });
 
-void test("what is recalled is shown and not stored", async () => {
+void test("shows recalled memories and stores none of them", async () => {
   const space = namespace();
   const options = { memory: `${space}/bob`, conversation: `${space}/monday` };
   await generateText({ model: wrap(scripted("I see.").model, options), prompt: "I like plays about trains." });
