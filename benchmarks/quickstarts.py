@@ -89,7 +89,7 @@ def start_framework(extra: str) -> Callable[[Start], None]:
 
 
 async def run_twice(start: Start, command: list[str | Path]) -> None:
-    """Raises AssertionError if the second process does not know what the first one was told."""
+    """Raises AssertionError if the second process does not know the name that the first one stored."""
     async with strict_model() as model:
         asked = {"OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "secret", "OTEL_SDK_DISABLED": "true"}
         printed = ""

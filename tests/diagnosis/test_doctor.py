@@ -239,7 +239,7 @@ async def test_online_shows_endpoint_answers(data_dir: Path) -> None:
         assert code == 0
         assert found(answer, "ok")["next embedding endpoint"]["text"] == "m answers with vectors of 8 dimensions"
         text = found(answer, "note")["LLM endpoint"]["text"]
-        assert f"{openai.origin}/v1/chat/completions answered HTTP 401 (invalid_api_key)" in text
+        assert f"{openai.address}/v1/chat/completions answered HTTP 401 (invalid_api_key)" in text
         assert "Incorrect API key provided: ***" in text
         assert "sk-wrong" not in json.dumps(answer)
 

@@ -130,7 +130,7 @@ async def test_wrong_key_is_named_and_not_shown(name: str) -> None:
             await embedder.model()
         text = str(raised.value)
         assert wrong not in text
-        assert endpoint.origin in text
+        assert endpoint.address in text
         assert f"HTTP {400 if name == 'gemini' else 401}" in text
         assert {"openai": "Incorrect API key", "azure": "invalid subscription", "gemini": "not valid"}[name] in text
 
@@ -140,8 +140,8 @@ async def test_missing_api_version_shows_both_addresses() -> None:
         with pytest.raises(ModelUnavailable) as raised:
             await embedder.model()
         text = str(raised.value)
-        assert f"{endpoint.origin}/openai/deployments/memory/embeddings?region=***" in text
-        assert f"{endpoint.origin}/openai/deployments/memory/v1/embeddings?region=***" in text
+        assert f"{endpoint.address}/openai/deployments/memory/embeddings?region=***" in text
+        assert f"{endpoint.address}/openai/deployments/memory/v1/embeddings?region=***" in text
         assert text.count("HTTP 404") == 2
         assert "Resource not found" in text
         assert "secret-place" not in text
@@ -153,7 +153,7 @@ async def test_missing_api_version_shows_both_addresses() -> None:
 )
 async def test_base_url_of_any_usual_form(name: str, path: str) -> None:
     async with RecordedEndpoint(name) as endpoint:
-        embedder = embedder_of(endpoint, base_url=endpoint.origin + path)
+        embedder = embedder_of(endpoint, base_url=endpoint.address + path)
         try:
             assert (await embedder.embed(["x"])).shape == (1, 8)
             assert endpoint.requests[-1][0] == "/v1/embeddings"

@@ -52,8 +52,8 @@ async def test_start_with_wrong_settings_says_what_came(make_server: MakeServer,
         settings = {
             "azure": {"headers": f"api-key={wrong}"},
             "ollama": {"model": "missing", "api_key": wrong},
-            "lmstudio": {"base_url": f"{endpoint.origin}/api", "api_key": wrong},
-            "vllm": {"base_url": f"{endpoint.origin}/api?token={wrong}", "api_key": wrong},
+            "lmstudio": {"base_url": f"{endpoint.address}/api", "api_key": wrong},
+            "vllm": {"base_url": f"{endpoint.address}/api?token={wrong}", "api_key": wrong},
         }[name]
         given = endpoint.settings("embedding_") | {f"embedding_{key}": value for key, value in settings.items()}
         flags = [f"--{key.replace('_', '-')}={value}" for key, value in given.items()]
@@ -68,7 +68,7 @@ async def test_start_with_wrong_settings_says_what_came(make_server: MakeServer,
         "vllm": ["/api/embeddings?token=***", "HTTP 404", "Not Found"],
     }[name]
     assert ended.returncode == 1
-    for text in (endpoint.origin, *said):
+    for text in (endpoint.address, *said):
         assert text in ended.stderr
     assert wrong not in ended.stderr + ended.stdout
     assert "Traceback" not in ended.stderr

@@ -22,12 +22,13 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from aiohttp import web
+
+from tests.support.local_http import Handler, LocalHttp
 
 JSON = dict[str, Any]
 CHECKED = "The sky is blue."
@@ -67,10 +68,11 @@ class Seen:
     key: str
 
 
-class FakeOpenAI:
+class FakeOpenAI(LocalHttp):
     """The server. Settings are plain attributes and may be changed while it runs."""
 
     def __init__(self, dimension: int = 8) -> None:
+        super().__init__()
         self.dimension = dimension
         self.latency_s = 0.0
         """Delay before every reply."""
@@ -94,8 +96,6 @@ class FakeOpenAI:
         self._answers: deque[str] = deque()
         self._released = asyncio.Event()
         self._released.set()
-        self._runner: web.AppRunner | None = None
-        self.base_url = ""
 
     def fail(self, *faults: Fault) -> None:
         """Queue one fault for each of the next requests."""
@@ -126,21 +126,13 @@ class FakeOpenAI:
         """The inputs of the embeddings requests so far, including failed ones."""
         return [list(each.body["input"]) for each in self.seen if each.path.endswith("/embeddings")]
 
-    async def __aenter__(self) -> FakeOpenAI:
-        app = web.Application(client_max_size=64 * 1024 * 1024)
-        app.router.add_post("/v1/embeddings", self._embeddings)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
-        return self
+    @property
+    def base_url(self) -> str:
+        """The URL of its API."""
+        return f"{self.address}/v1"
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+    def routes(self) -> Mapping[str, Handler]:
+        return {"/v1/embeddings": self._embeddings, "/v1/chat/completions": self._chat}
 
     async def _embeddings(self, request: web.Request) -> web.StreamResponse:
         return await self._handle_request(request, self._embedding_reply)

@@ -10,15 +10,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from aiohttp import web
 
+from tests.support.local_http import Handler, LocalHttp
+
 JSON = dict[str, Any]
-REQUEST_BYTES_MAX = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,32 +43,18 @@ class Called:
 Reply = str | Sequence[Called]
 
 
-class HostModel:
+class HostModel(LocalHttp):
     """The server."""
 
     def __init__(self, answer: Callable[[Asked], Reply]) -> None:
-        self.address = ""
+        super().__init__()
         self.asked: list[Asked] = []
         self.bodies: list[JSON] = []
         self._answer = answer
-        self._runner: web.AppRunner | None = None
         self._count = 0
 
-    async def __aenter__(self) -> HostModel:
-        app = web.Application(client_max_size=REQUEST_BYTES_MAX)
-        app.router.add_post("/v1/messages", self._messages)
-        app.router.add_post("/v1/responses", self._responses)
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.address = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._runner is not None
-        await self._runner.cleanup()
+    def routes(self) -> Mapping[str, Handler]:
+        return {"/v1/messages": self._messages, "/v1/responses": self._responses}
 
     def _decide(self, body: JSON, asked: Asked) -> list[tuple[str, str, JSON]]:
         """(id, tool, arguments) of each call; a text is (id, "", {"text": ...})."""

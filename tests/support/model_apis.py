@@ -12,46 +12,36 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator
-from types import TracebackType
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from aiohttp import web
+
+from tests.support.local_http import Handler, LocalHttp
 
 JSON = dict[str, Any]
 MARKERS_MAX = 4
 """Cache markers of a request that Anthropic's API takes."""
 
 
-class ModelApis:
+class ModelApis(LocalHttp):
     """The server."""
 
     def __init__(self) -> None:
-        self.address = ""
+        super().__init__()
         self.replies: deque[str] = deque()
         self.prompts: list[str] = []
         """The text of each request."""
         self.read: list[int] = []
         self._marked: set[str] = set()
         self._by_key: dict[str, list[str]] = {}
-        self._runner: web.AppRunner | None = None
 
-    async def __aenter__(self) -> ModelApis:
-        app = web.Application()
-        app.router.add_post("/v1/messages", self._messages)
-        app.router.add_post("/v1/responses", self._responses)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.address = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._runner is not None
-        await self._runner.cleanup()
+    def routes(self) -> Mapping[str, Handler]:
+        return {
+            "/v1/messages": self._messages,
+            "/v1/responses": self._responses,
+            "/v1/chat/completions": self._chat,
+        }
 
     async def _messages(self, request: web.Request) -> web.Response:
         body: JSON = await request.json()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from aiohttp import web
+
+from tests.support.local_http import Handler, LocalHttp
 
 RECORDINGS = Path(__file__).parents[1] / "models" / "endpoints"
 NAMES = sorted(path.stem for path in RECORDINGS.glob("*.json"))
@@ -32,23 +33,22 @@ def score_all(texts: list[str]) -> str:
     return json.dumps({"scores": [{"number": number, "score": 7} for number, _ in enumerate(texts, 1)]})
 
 
-class RecordedEndpoint:
+class RecordedEndpoint(LocalHttp):
     """The server. `answer` makes the model's reply from the texts it is asked about."""
 
     def __init__(self, name: str, answer: Callable[[list[str]], str] = score_all) -> None:
+        super().__init__()
         self.recording: dict[str, Any] = json.loads((RECORDINGS / f"{name}.json").read_text(encoding="utf-8"))
         self.answer = answer
         self.requests: list[tuple[str, int, dict[str, Any]]] = []
         """Path, response status, and body of each request."""
         self.prompts: list[list[str]] = []
         """The texts of each answered chat request."""
-        self.origin = ""
-        self._runner: web.AppRunner | None = None
 
     @property
     def base_url(self) -> str:
         """The URL that a user of that server would configure."""
-        return self.origin + str(self.recording["base_path"])
+        return self.address + str(self.recording["base_path"])
 
     @property
     def secrets(self) -> list[str]:
@@ -66,20 +66,8 @@ class RecordedEndpoint:
                 found[f"{prefix}{kind}"] = mark.join(f"{name}={value}" for name, value in pairs.items())
         return found
 
-    async def __aenter__(self) -> RecordedEndpoint:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._reply)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.origin = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+    def routes(self) -> Mapping[str, Handler]:
+        return {"/{path:.*}": self._reply}
 
     async def _reply(self, request: web.Request) -> web.Response:
         body = await request.json()
