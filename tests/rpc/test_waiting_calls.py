@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from contextlib import AsyncExitStack
 
@@ -15,29 +16,37 @@ from memstream_server.rpc.server import _channel_options
 
 OPTION = "grpc.server_max_unrequested_time_in_server"
 CALLS = 6
+TIMEOUT_S = 60
+WAITING_S = 4.0
 
 
 class Blocking(grpc.GenericRpcHandler):
-    """Its first call keeps the event loop busy."""
+    """Its first call keeps the event loop busy: until the others are sent, and then for `waiting_s`."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.sent = threading.Event()
 
     def service(self, _details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
         async def answer(_request: bytes, _context: object) -> bytes:
-            seconds, self._seconds = self._seconds, 0.0
-            time.sleep(seconds)  # noqa: ASYNC251 - this is the fault
+            if not self.begun.is_set():
+                self.begun.set()
+                assert self.sent.wait(TIMEOUT_S)
+                time.sleep(WAITING_S)  # noqa: ASYNC251 - this is the fault
             return b""
 
         return grpc.unary_unary_rpc_method_handler(answer)
 
 
-def call_all(address: str) -> list[grpc.StatusCode]:
-    """In a thread: the statuses of concurrent calls."""
+def call_all(address: str, blocking: Blocking) -> list[grpc.StatusCode]:
+    """In a thread: the statuses of calls that are sent while the first one is answered."""
     with grpc.insecure_channel(address) as channel:
         call = channel.unary_unary("/any/Method")
-        calls = [call.future(b"", timeout=60) for _ in range(CALLS)]
-        return [one.code() for one in calls]
+        first = call.future(b"", timeout=TIMEOUT_S)
+        assert blocking.begun.wait(TIMEOUT_S)
+        others = [call.future(b"", timeout=TIMEOUT_S) for _ in range(CALLS)]
+        blocking.sent.set()
+        return [one.code() for one in (first, *others)]
 
 
 @pytest.mark.parametrize(("seconds", "ended"), [(1, True), (None, False)])
@@ -46,11 +55,12 @@ async def test_waiting_calls_end_only_at_their_deadline(seconds: int | None, end
     assert options[OPTION] >= 3_600
     if seconds is not None:
         options[OPTION] = seconds
+    blocking = Blocking()
     async with AsyncExitStack() as stack:
         server = grpc.aio.server(options=list(options.items()))
         stack.push_async_callback(server.stop, 0)
-        server.add_generic_rpc_handlers((Blocking(4.0),))
+        server.add_generic_rpc_handlers((blocking,))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        found = await asyncio.to_thread(call_all, f"127.0.0.1:{port}")
+        found = await asyncio.to_thread(call_all, f"127.0.0.1:{port}", blocking)
     assert (grpc.StatusCode.CANCELLED in found) is ended
