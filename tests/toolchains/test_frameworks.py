@@ -82,9 +82,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @dataclass
 class Agent:
-    """An agent in a process of its own."""
+    """An agent in a process of its own, with a namespace of the server."""
 
     process: asyncio.subprocess.Process
+    namespace: str
 
     async def say(self, session: str, text: str) -> str:
         """Its answer. Raises AssertionError when the turn fails, EOFError when the process ends."""
@@ -125,7 +126,7 @@ async def started_agents(
                     env=variables,
                     cwd=home,
                 )
-            agents.append(Agent(process))
+            agents.append(Agent(process, variables["MEMSTREAM_TEST_NAMESPACE"]))
         for number, agent in enumerate(agents):
             try:
                 assert await agent.read_line() == "ready"

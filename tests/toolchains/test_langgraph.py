@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.server.conftest import shared
+import memstream
+from tests.server.conftest import restarted, shared
+from tests.support.fake_openai import FakeOpenAI
 from tests.support.pages import find_blocks, for_another_environment
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 from tests.toolchains.environments import ROOT, Environment
 from tests.toolchains.programs import Absent
+from tests.toolchains.test_frameworks import ANSWER_S, check_memory, server, started_agents
 
-__all__ = ["shared"]  # fixture
+__all__ = ["server", "shared"]  # fixtures
 
 pytestmark = pytest.mark.toolchain
 
@@ -43,6 +48,70 @@ def test_store_and_saver_behave_like_langgraphs_own(
     ended = re.search(r"^(\d+) passed in ", printed, re.M)
     assert ended is not None, printed
     assert int(ended[1]) > least
+
+
+def command_of(langgraph: Environment, kind: str) -> list[str]:
+    return [str(langgraph.python()), "-m", "tests.toolchains.with_langgraph.agent", kind]
+
+
+@pytest.mark.parametrize("kind", ["store", "saver"])
+async def test_agent_remembers_in_another_process(
+    langgraph: Environment, server: ServerProcess, tmp_path: Path, kind: str
+) -> None:
+    await check_memory(command_of(langgraph, kind), tmp_path, server)
+
+
+async def list_keys(client: memstream.Client, path: str) -> list[str]:
+    """The keys of a namespace of a store, one for each fragment that is not forgotten."""
+    try:
+        return sorted([str(one.external_id) async for one in client.memory(path).list_fragments()])
+    except memstream.MemoryNotFound:
+        return []
+
+
+async def test_puts_survive_a_kill_of_the_server(langgraph: Environment, server: ServerProcess, tmp_path: Path) -> None:
+    """The server is killed while a process puts items and another one reads them: each item is there, once."""
+    command = command_of(langgraph, "puts")
+    async with (
+        FakeOpenAI() as model,
+        memstream.connect(server.address) as client,
+        started_agents(command, tmp_path, server, model, 1) as (agent,),
+    ):
+        path = f"{agent.namespace}/n.busy"
+        putting = asyncio.create_task(agent.say("busy", "120"))
+        for fewest in (10, 60):
+
+            async def has_so_many(fewest: int = fewest) -> bool:
+                return len(await list_keys(client, path)) >= fewest
+
+            await until(has_so_many, ANSWER_S)
+            await restarted(server)
+        assert await putting == "done"
+        assert await list_keys(client, path) == [f"{number:04}" for number in range(120)]
+
+
+@pytest.mark.parametrize("facts", [1, 150_000], ids=["small", "1 MB"])
+async def test_another_process_goes_on_after_a_crash_in_a_put(
+    langgraph: Environment, server: ServerProcess, tmp_path: Path, facts: int
+) -> None:
+    """A process ends when the server has its put, and before it is acknowledged; another one puts the same."""
+    command = command_of(langgraph, "puts")
+    async with (
+        FakeOpenAI() as model,
+        memstream.connect(server.address) as client,
+        started_agents(command, tmp_path, server, model, 3) as (first, second, third),
+    ):
+        await first.say("cut", "2")
+        with pytest.raises(EOFError):
+            await first.say("cut", f"die 0002 {facts}")
+        assert await list_keys(client, f"{first.namespace}/n.cut") == ["0000", "0001", "0002"]
+        with pytest.raises(EOFError):
+            await second.say("cut", f"die 0002 {facts}")
+        assert await list_keys(client, f"{first.namespace}/n.cut") == ["0000", "0001", "0002"]
+        assert await third.say("cut", "4") == "done"
+        assert await list_keys(client, f"{first.namespace}/n.cut") == [f"{number:04}" for number in range(4)]
+        kept = [one.name async for one in client.list_conversations(first.namespace)]
+        assert kept == [], "what no item names any more is deleted"
 
 
 def test_the_example_graph_remembers(langgraph: Environment, shared: ServerProcess, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Converts LangGraph's items to fragments and back.
 
 Search covers a fragment's content: the text of the indexed fields, one line each. If all or none of a value is indexed,
-the content is the value itself as JSON; else the value is stored as JSON in the metadata.
+the content is the value itself as JSON; else the value is stored as JSON in the metadata. A value that is too large for
+that is stored elsewhere (large.py); the content is the beginning of its text, as much as a fragment holds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ INDEXED = "indexed"
 """Metadata of every item: whether a query may find it."""
 ID = "id"
 """Metadata of every item: the external id, with which a query can be restricted to some items."""
+ELSEWHERE = "value_in"
+"""Metadata of an item whose value is in a conversation: the conversation's name."""
 _VALUE, _KEY, _TTL_S = "value", "key", "ttl_s"
+CONTENT_MAX, METADATA_MAX = 1 << 16, 15 << 10
+"""Bytes of a content, and of a value in the metadata, with the server's default settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class StoredItem:
     updated_at: datetime
     ttl_s: float | None
     etag: str
+    value_in: str = ""
+    """The conversation of a value that the fragment does not hold."""
 
     def item(self) -> Item:
         """The item that `get` returns."""
@@ -62,9 +69,9 @@ class StoredItem:
         )
 
 
-def observation_of(put: PutOp, fields: Sequence[str]) -> Observation:
-    """The observation of an item; `fields` are the default index. Raises InvalidArgument for a value that is not
-    JSON."""
+def observation_of(put: PutOp, fields: Sequence[str]) -> tuple[Observation, str]:
+    """The observation of an item, and its value as JSON if a fragment cannot hold it, else ""; `fields` are the default
+    index. Raises InvalidArgument for a value that is not JSON."""
     value: Mapping[str, Any] = put.value or {}
     try:
         whole = json.dumps(value, ensure_ascii=False)
@@ -73,21 +80,28 @@ def observation_of(put: PutOp, fields: Sequence[str]) -> Observation:
     paths = [] if put.index is False else list(fields if put.index is None else put.index)
     texts = [text for path in paths for text in _texts(value, path)]
     metadata: dict[str, MetadataValue] = {INDEXED: bool(texts), ID: external_id(put.key)}
-    content = "\n".join(texts)
-    if texts and paths != [WHOLE]:
+    beside = bool(texts) and paths != [WHOLE]
+    content = "\n".join(texts) if beside else whole
+    is_large = _size(content) > CONTENT_MAX or (beside and _size(whole) > METADATA_MAX)
+    if is_large:
+        content = content.encode("utf-8", "replace")[:CONTENT_MAX].decode("utf-8", "ignore")
+    elif beside:
         metadata[_VALUE] = whole
-    else:
-        content = whole
     if external_id(put.key) != put.key:
         metadata[_KEY] = put.key
     if put.ttl is not None:
         metadata[_TTL_S] = put.ttl * 60
-    return Observation(
+    observation = Observation(
         content,
         external_id=external_id(put.key),
         metadata=metadata,
         ttl=None if put.ttl is None else timedelta(minutes=put.ttl),
     )
+    return observation, whole if is_large else ""
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def _texts(value: Mapping[str, Any], path: str) -> list[str]:
@@ -95,8 +109,8 @@ def _texts(value: Mapping[str, Any], path: str) -> list[str]:
     return [text for text in texts if text and not text.isspace()]
 
 
-def stored_item(namespace: Namespace, fragment: Fragment, now: datetime) -> StoredItem | None:
-    """The item of a fragment; None if it is forgotten, expired, or not from a store."""
+def stored_item(namespace: Namespace, fragment: Fragment, now: datetime, value: str | None = None) -> StoredItem | None:
+    """The item of a fragment; None if it is forgotten, expired, or not from a store. `value` is one from elsewhere."""
     expired = fragment.expire_time is not None and fragment.expire_time <= now
     if INDEXED not in fragment.metadata or fragment.forget_time is not None or expired:
         return None
@@ -106,9 +120,10 @@ def stored_item(namespace: Namespace, fragment: Fragment, now: datetime) -> Stor
         id=fragment.id,
         namespace=namespace,
         key=str(fragment.metadata.get(_KEY, fragment.external_id)),
-        value=json.loads(str(fragment.metadata.get(_VALUE, fragment.content))),
+        value=json.loads(value or str(fragment.metadata.get(_VALUE, fragment.content))),
         created_at=created,
         updated_at=max(created, fragment.observe_time or created),
         ttl_s=float(ttl_s) if isinstance(ttl_s, int | float) else None,
         etag=fragment.etag,
+        value_in=str(fragment.metadata.get(ELSEWHERE, "")),
     )

@@ -52,7 +52,7 @@ def external_id(key: str) -> str:
     fits = 0 < len(key.encode("utf-8", "surrogatepass")) <= NAME_MAX
     if fits and not _CONTROL.search(key) and not key.startswith(_HASHED):
         return key
-    return _HASHED + _digest(key)
+    return _HASHED + digest(key)
 
 
 def _whole(namespace: Namespace) -> str:
@@ -64,9 +64,10 @@ def _escaped(character: re.Match[str]) -> str:
 
 
 def _shortened(name: str, whole: str) -> str:
-    digest = _digest(whole)
-    return f"{name[: NAME_MAX - len(_HASHED) - len(digest)]}{_HASHED}{digest}"
+    ending = _HASHED + digest(whole)
+    return name[: NAME_MAX - len(ending)] + ending
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """A hash of any text, as 32 hexadecimal digits."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, TypedDict, TypeVar
 
 from langgraph.store.base import (
@@ -33,7 +34,8 @@ from memstream.argument_types import Several
 from memstream.arguments import check_constructor
 from memstream.channel import memory_path
 from memstream.errors import EtagMismatch, FragmentNotFound, MemoryExists, MemoryNotFound, NotFound
-from memstream.langgraph.items import ID, INDEXED, WHOLE, StoredItem, observation_of, stored_item
+from memstream.langgraph.items import ELSEWHERE, ID, INDEXED, WHOLE, StoredItem, observation_of, stored_item
+from memstream.langgraph.large import LargeValues
 from memstream.langgraph.matching import meets_conditions, passes_filter
 from memstream.langgraph.naming import (
     LABEL,
@@ -48,7 +50,7 @@ from memstream.langgraph.operations import check_operation
 from memstream.memory import Memory
 from memstream.sync import Client
 from memstream.sync.loop import LOOP
-from memstream.values import Filter, FragmentKind, MemoryKind, Observation, Scope, Weights
+from memstream.values import EventType, Filter, Fragment, FragmentKind, MemoryKind, Observation, Scope, Weights
 
 T = TypeVar("T")
 BATCH_MAX = 128
@@ -102,6 +104,7 @@ class MemstreamStore(BaseStore):
         self._namespace = namespace
         self._fields = tuple(fields)
         self._made: set[Namespace] = set()
+        self._large = LargeValues(client.asynchronous, namespace)
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Results in the order of the operations; None for a put."""
@@ -161,16 +164,31 @@ class MemstreamStore(BaseStore):
         return found.item()
 
     async def _get_stored(self, namespace: Namespace, key: str) -> StoredItem | None:
-        try:
-            fragment = await self._memory(namespace).get_fragment(external_id=external_id(key))
-        except (FragmentNotFound, MemoryNotFound):
+        """The item of a key. Its value is that of one put, even if another put replaces it while it is read."""
+        last = ""
+        while True:
+            try:
+                fragment = await self._memory(namespace).get_fragment(external_id=external_id(key))
+            except (FragmentNotFound, MemoryNotFound):
+                return None
+            found = await self._item_of(namespace, fragment)
+            if found is not None or fragment.metadata.get(ELSEWHERE, last) == last:
+                return found
+            last = str(fragment.metadata[ELSEWHERE])
+
+    async def _item_of(self, namespace: Namespace, fragment: Fragment) -> StoredItem | None:
+        """The item of a fragment; None if it is no item, or its value is not there any more."""
+        value = None
+        if ELSEWHERE in fragment.metadata and (value := await self._large.read(fragment)) is None:
             return None
-        return stored_item(namespace, fragment, datetime.now(UTC))
+        return stored_item(namespace, fragment, datetime.now(UTC), value)
 
     async def _refresh(self, items: Iterable[StoredItem]) -> None:
         async def refresh(one: StoredItem, ttl_s: float) -> None:
             try:
                 expires = datetime.now(UTC) + timedelta(seconds=float(ttl_s))
+                if one.value_in:
+                    await self._large.keep(one.value_in, timedelta(seconds=ttl_s))
                 await self._memory(one.namespace).update_fragment(one.id, expire_time=expires, etag=one.etag)
             except (NotFound, EtagMismatch):  # deleted, written or refreshed since it was read
                 return
@@ -181,23 +199,37 @@ class MemstreamStore(BaseStore):
     # ---- put and delete
 
     async def _write(self, namespace: Namespace, puts: Sequence[PutOp]) -> None:
-        observations = [observation_of(put, self._fields) for put in puts if put.value is not None]
+        written = [(put.key, *observation_of(put, self._fields)) for put in puts if put.value is not None]
         gone = [put.key for put in puts if put.value is None]
         if gone:
             await self._delete(namespace, gone)
-        for start in range(0, len(observations), BATCH_MAX):
-            await self._observe(namespace, observations[start : start + BATCH_MAX])
+        small = [(key, observation) for key, observation, large in written if not large]
+        for start in range(0, len(small), BATCH_MAX):
+            await self._observe(namespace, dict(small[start : start + BATCH_MAX]))
+        memory = self._memory(namespace)
+        for key, observation, large in written:
+            if large:
+                put = partial(self._large.put, memory, namespace, key, observation, large)
+                await self._with_memory(namespace, put)
 
-    async def _observe(self, namespace: Namespace, observations: Sequence[Observation]) -> None:
+    async def _observe(self, namespace: Namespace, observations: dict[str, Observation]) -> None:
+        memory = self._memory(namespace)
+        done = await self._with_memory(namespace, lambda: memory.observe_batch(list(observations.values())))
+        for refused in done.rejected:
+            raise refused.error
+        keys = list(observations)
+        changed = [keys[one.sequence - 1] for one in done.outcomes if one.type is EventType.UPDATED]
+        if changed:
+            await self._large.clean(memory, namespace, changed)
+
+    async def _with_memory(self, namespace: Namespace, write: Callable[[], Awaitable[T]]) -> T:
         if namespace not in self._made:
             await self._make(namespace)
         try:
-            done = await self._memory(namespace).observe_batch(observations)
+            return await write()
         except MemoryNotFound:  # deleted concurrently
             await self._make(namespace)
-            done = await self._memory(namespace).observe_batch(observations)
-        for refused in done.rejected:
-            raise refused.error
+            return await write()
 
     async def _make(self, namespace: Namespace) -> None:
         client, path = self._client.asynchronous, self._memory(namespace).path
@@ -209,10 +241,12 @@ class MemstreamStore(BaseStore):
         self._made.add(namespace)
 
     async def _delete(self, namespace: Namespace, keys: Sequence[str]) -> None:
+        memory = self._memory(namespace)
         found = await _map_concurrently(keys, lambda key: self._get_stored(namespace, key))
         ids = [one.id for one in found if one is not None]
         if ids:
-            await self._memory(namespace).forget_fragments(ids)
+            await memory.forget_fragments(ids)
+            await self._large.clean(memory, namespace, keys)
 
     # ---- search
 
@@ -244,7 +278,7 @@ class MemstreamStore(BaseStore):
         listing = self._memory(namespace).list_fragments(page_size=max(1, min(PAGE, page)))
         try:
             async for fragment in listing:
-                if (one := stored_item(namespace, fragment, datetime.now(UTC))) is not None:
+                if (one := await self._item_of(namespace, fragment)) is not None:
                     yield one
         except MemoryNotFound:
             return
@@ -318,7 +352,7 @@ class MemstreamStore(BaseStore):
         for hit in answer:
             seen.append(hit.fragment.id)
             namespace = by_path.get(hit.memory) if hit.memory else within[0]  # one memory is not named
-            one = None if namespace is None else stored_item(namespace, hit.fragment, datetime.now(UTC))
+            one = None if namespace is None else await self._item_of(namespace, hit.fragment)
             if one is not None and passes_filter(one.value, op.filter):
                 found[one.id] = (one, hit.relevance)
         return found, not answer or len(answer) >= answer.eligible

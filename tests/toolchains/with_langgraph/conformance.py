@@ -119,8 +119,9 @@ def test_the_asynchronous_calls_behave_the_same(store: BaseStore) -> None:
         {"empty": "", "none": None, "yes": True, "list": [1, 2.5, {"deep": ["x"]}], "big": 2**60},
         {"text": "Grüße, 你好, שלום, 🚂", "control": "a\x00b\nc"},
         {"long": "word " * 8_000},
+        {"log": "nothing happened\n" * 60_000, "tags": ["🚂", None]},
     ],
-    ids=["empty", "kinds", "unicode", "long"],
+    ids=["empty", "kinds", "unicode", "long", "1 MB"],
 )
 def test_a_value_is_returned_unchanged(store: BaseStore, value: dict[str, Any]) -> None:
     store.put(("values",), "key", value)
@@ -585,11 +586,77 @@ def test_fragments_of_other_clients_are_not_items(client: Client, own: Memstream
 
 
 def test_a_rejection_of_the_server_is_raised(own: MemstreamStore) -> None:
-    with pytest.raises(InvalidRequest, match="allowed"):
-        own.put(("test",), "key", {"text": "x" * 70_000})
+    with pytest.raises(InvalidRequest, match="at most"):
+        own.put(("test",), "key", {"text": "x" * 5_000_000})
     with pytest.raises(TypeError):
         own.put(("test",), "key", {"text": object()})
     assert own.search(()) == []
+
+
+LOG = "the train left at noon\n" + "nothing happened\n" * 60_000
+
+
+def list_elsewhere(client: Client, store: MemstreamStore) -> int:
+    """How many values the server keeps outside of fragments."""
+    return len(list(client.list_conversations(store._namespace)))
+
+
+def test_a_large_value_is_found_and_listed(own: MemstreamStore) -> None:
+    own.put(("logs", "one"), "noon", {"text": LOG, "of": "monday"})
+    own.put(("logs", "two"), "tea", {"title": "tea", "text": LOG, "of": "tuesday"}, index=["title"])
+    own.put(("logs", "two"), "hidden", {"text": LOG, "of": "monday"}, index=False)
+    assert sorted(keys(own.search(("logs",)))) == ["hidden", "noon", "tea"]
+    (first, _) = own.search(("logs",), query="when did the train leave?")
+    assert (first.key, first.value) == ("noon", {"text": LOG, "of": "monday"})
+    assert keys(own.search(("logs",), query="tea", filter={"of": "tuesday"})) == ["tea"]
+    assert sorted(own.list_namespaces()) == [("logs", "one"), ("logs", "two")]
+
+
+def test_a_large_value_leaves_nothing_when_it_goes(client: Client, own: MemstreamStore) -> None:
+    where = ("logs",)
+    own.put(where, "a", {"text": LOG})
+    own.put(where, "b", {"text": LOG})
+    own.put(where, "a", {"text": LOG + "more"})
+    assert list_elsewhere(client, own) == 2
+    assert [item.value["text"] == LOG for item in own.search(where)] == [False, True]
+    own.batch([PutOp(where, "a", {"text": "short"}), PutOp(where, "b", None), PutOp(where, "c", {"text": LOG})])
+    assert {item.key: len(item.value["text"]) for item in own.search(where)} == {"a": 5, "c": len(LOG)}
+    assert list_elsewhere(client, own) == 1
+    own.delete(where, "c")
+    assert list_elsewhere(client, own) == 0
+
+
+def test_a_large_value_lives_as_long_as_its_item(client: Client, own: MemstreamStore) -> None:
+    own.put(("logs",), "a", {"text": LOG}, ttl=600)
+    (first,) = client.list_conversations(own._namespace)
+    assert own.get(("logs",), "a") is not None
+    (later,) = client.list_conversations(own._namespace)
+    assert first.expire_time is not None
+    assert later.expire_time is not None
+    assert later.expire_time > first.expire_time, "a read extends it"
+    assert own.get(("logs",), "a", refresh_ttl=False) is not None
+    assert list(client.list_conversations(own._namespace)) == [later]
+
+
+async def read_while_it_changes(store: MemstreamStore) -> None:
+    values = [{"text": LOG + mark} for mark in "ab"]
+    await store.aput(("logs",), "a", values[0])
+
+    async def change() -> None:
+        for number in range(12):
+            await store.aput(("logs",), "a", values[number % 2])
+
+    changing = asyncio.create_task(change())
+    while not changing.done():
+        item = await store.aget(("logs",), "a")
+        assert item is not None
+        assert item.value in values
+    await changing
+
+
+def test_a_reader_sees_one_put_or_the_other(client: Client, own: MemstreamStore) -> None:
+    asyncio.run(read_while_it_changes(own))
+    assert list_elsewhere(client, own) == 1
 
 
 def test_names_are_never_shared() -> None:
