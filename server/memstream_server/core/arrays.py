@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
-import numpy.ma  # np.unique imports it at its first call, and two threads at once end in RecursionError
 import numpy.typing as npt
 
 _FIRST_BYTES = 512
@@ -218,6 +217,23 @@ class BlockArray(Generic[Scalar]):
             first, end = np.searchsorted(slots, [before, before + len(view)])
             self.extend(view[slots[first:end] - before])
             before += len(view)
+
+
+def mark_firsts(ordered: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """The first of each run of equal values, as bool[n]."""
+    firsts = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=firsts[1:])
+    return firsts
+
+
+def sort_distinct(*arrays: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+    """The distinct values of all arrays, ascending.
+
+    np.unique, np.union1d, np.isin and np.median import numpy.ma at their first call: one MB, and a RecursionError in
+    one of two threads that do so at once.
+    """
+    ordered = np.sort(np.concatenate(arrays))
+    return ordered[mark_firsts(ordered)]
 
 
 def finish(parts: Generator[None, None, Result]) -> Result:

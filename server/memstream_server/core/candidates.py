@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from memstream_server.core.arrays import sort_distinct
 from memstream_server.core.columns import Columns, Mask, Slots
 from memstream_server.core.dense import Cosines
 from memstream_server.core.folding import find_crowded
@@ -126,5 +127,5 @@ def widen_candidates(
         more = candidates(lexical, context, find_best(cosines, free, per_leg), free, per_leg)
         if not len(more):
             break
-        chosen = np.union1d(chosen, more)
+        chosen = sort_distinct(chosen, more)
     return chosen

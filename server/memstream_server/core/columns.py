@@ -55,11 +55,18 @@ class Codes:
 
     def pack(self, codes: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], list[str]]:
         """(the same as codes in order of first use, the names that they have)."""
-        used, first, renumbered = np.unique(codes, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        rank = np.empty(len(used), np.int32)
-        rank[order] = np.arange(len(used), dtype=np.int32)
-        return rank[renumbered], [self.names[code] for code in used[order].tolist()]
+        first = np.full(len(self.names), len(codes))
+        first[codes[::-1]] = np.arange(len(codes))[::-1]  # the last write remains
+        order = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(codes))]
+        rank = np.empty(len(self.names), np.int32)
+        rank[order] = np.arange(len(order), dtype=np.int32)
+        return rank[codes], [self.names[code] for code in order.tolist()]
+
+    def match(self, values: npt.NDArray[np.int32], codes: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Which of `values`, codes of this table, are among `codes`, as bool[n]."""
+        chosen = np.zeros(len(self.names), np.bool_)
+        chosen[list(codes)] = True
+        return chosen[values]
 
     def find_codes(self, names: Sequence[str]) -> list[int]:
         """The codes of the names that have one."""
@@ -167,7 +174,7 @@ class Columns:
 
     def speaks(self, name: str) -> bool:
         """Whether a live fragment is of that speaker: the codes keep the names of those whose fragments have left."""
-        return bool(self.alive[np.isin(self.speaker, self.speakers.find_codes([name]))].any())
+        return bool(self.alive[self.speakers.match(self.speaker, self.speakers.find_codes([name]))].any())
 
     @property
     def unnamed_speaker(self) -> int:

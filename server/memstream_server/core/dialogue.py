@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from memstream_server.core.arrays import sort_distinct
 from memstream_server.core.columns import ASSISTANT, TOOL, UNKNOWN, USER, Columns, Mask, Slots
 from memstream_server.core.neighbours import NOBODY, Neighbours
 
@@ -73,14 +74,19 @@ def find_dialogue(columns: Columns, neighbours: Neighbours) -> Dialogue:
 def _complete_roles(columns: Columns) -> npt.NDArray[np.int8]:
     roles = columns.role
     named = columns.alive & (roles == UNKNOWN) & (columns.speaker != columns.unnamed_speaker)
-    speakers = np.unique(columns.speaker[named])
+    speakers = sort_distinct(columns.speaker[named])
     if len(speakers) != 2 or (roles[columns.alive] == ASSISTANT).any():
         return roles
-    medians = [float(np.median(columns.characters[named & (columns.speaker == each)])) for each in speakers]
+    medians = [_median(columns.characters[named & (columns.speaker == each)]) for each in speakers]
     if max(medians) < RATIO_MIN * min(medians):
         return roles
     wordy = columns.speaker == speakers[int(np.argmax(medians))]
     return np.where(wordy & (roles == UNKNOWN), np.int8(ASSISTANT), roles)
+
+
+def _median(values: npt.NDArray[np.int32]) -> float:
+    ordered, middle = np.sort(values), (len(values) - 1) // 2
+    return float(ordered[middle : len(values) // 2 + 1].mean())
 
 
 def _find_talk(voices: _Codes, neighbours: Neighbours) -> Slots:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from memstream_server.core.arrays import sort_distinct
 from memstream_server.core.columns import Codes, Columns, Mask, Slots
 from memstream_server.core.metadata import Condition, Tested, holds_in
 from memstream_server.core.policy import Truth
@@ -96,10 +97,10 @@ def _select_slots(columns: Columns, chosen: Filter, tested: TestedConditions) ->
 def _narrow(passed: Mask, columns: Columns, chosen: Filter, tested: TestedConditions) -> Mask:
     """Clear the slots that do not match the filter."""
     if chosen.sessions:
-        passed &= _is_among(columns.session, columns.sessions.find_codes(chosen.sessions), columns.sessions)
+        passed &= columns.sessions.match(columns.session, columns.sessions.find_codes(chosen.sessions))
     if chosen.speakers:
         codes = [code for name in chosen.speakers for code in columns.speakers.find_spellings(name)]
-        passed &= _is_among(columns.speaker, codes, columns.speakers)
+        passed &= columns.speakers.match(columns.speaker, codes)
     if chosen.kinds:
         passed &= columns.kind_is(chosen.kinds)
     if chosen.tiers:
@@ -120,13 +121,6 @@ def _narrow(passed: Mask, columns: Columns, chosen: Filter, tested: TestedCondit
     return passed
 
 
-def _is_among(values: npt.NDArray[np.int32], codes: Sequence[int], all_codes: Codes) -> Mask:
-    """As np.isin, which sorts: a tenth of the time."""
-    chosen = np.zeros(len(all_codes.names), np.bool_)
-    chosen[list(codes)] = True
-    return chosen[values]
-
-
 def _narrow_by_inner(passed: Mask, columns: Columns, chosen: Filter, tested: TestedConditions) -> None:
     for each in chosen.all_of:
         passed &= _select_slots(columns, each, tested)
@@ -141,8 +135,8 @@ def find_unmatched(columns: Columns, chosen: Filter, now_us: int, ttl_s: int = 0
     if not (chosen.speakers or chosen.sessions or chosen.metadata):
         return ()
     seen = visible(columns, now_us, ttl_s)
-    speakers = set(np.unique(columns.speaker[seen]).tolist()) if chosen.speakers else set()
-    sessions = set(np.unique(columns.session[seen]).tolist()) if chosen.sessions else set()
+    speakers = set(sort_distinct(columns.speaker[seen]).tolist()) if chosen.speakers else set()
+    sessions = set(sort_distinct(columns.session[seen]).tolist()) if chosen.sessions else set()
     nobody = (each for each in chosen.speakers if speakers.isdisjoint(columns.speakers.find_spellings(each)))
     unknown = (each for each in chosen.sessions if sessions.isdisjoint(columns.sessions.find_codes([each])))
     absent = (key for key in chosen.named_keys if not columns.metadata.has_key(key, seen))

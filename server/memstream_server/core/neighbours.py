@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.arrays import Growing, Parts, allocated_bytes
+from memstream_server.core.arrays import Growing, Parts, allocated_bytes, mark_firsts
 from memstream_server.core.columns import Slots
 
 NOBODY = -1
@@ -155,8 +155,9 @@ class Neighbours:
         order = order[int((sessions == NOBODY).sum()) :]
         if not len(order):
             return  # numpy splits nothing into one part
-        found, starts = np.unique(sessions[order], return_index=True)
-        for session, slots in zip(found.tolist(), np.split(order + first, starts[1:]), strict=True):
+        ordered = sessions[order]
+        starts = np.flatnonzero(mark_firsts(ordered))
+        for session, slots in zip(ordered[starts].tolist(), np.split(order + first, starts[1:]), strict=True):
             self._open_session(session).slots.frombytes(slots.tobytes())
 
     def set_alive(self, slot: int, alive: bool) -> None:

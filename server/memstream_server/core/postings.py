@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.arrays import Growing, Parts, allocated_bytes
+from memstream_server.core.arrays import Growing, Parts, allocated_bytes, sort_distinct
 
 Hashes = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
@@ -134,7 +134,7 @@ class Postings:
         places = self._offsets[np.searchsorted(self._vocabulary, hashes, side="right")]
         self._slots = np.insert(self._slots, places, slots[order])
         self._counts = np.insert(self._counts, places, counts[order])
-        vocabulary = np.union1d(self._vocabulary, added)
+        vocabulary = sort_distinct(self._vocabulary, added)
         totals = np.zeros(len(vocabulary), np.int64)
         totals[np.searchsorted(vocabulary, self._vocabulary)] += np.diff(self._offsets)
         totals[np.searchsorted(vocabulary, added)] += sizes

@@ -44,6 +44,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from memstream_server.core.arrays import sort_distinct
 from memstream_server.core.candidates import FindBest, Unread, best, best_of, candidates, widen_candidates
 from memstream_server.core.columns import Columns, Mask, Slots
 from memstream_server.core.folding import fold_places
@@ -166,7 +167,7 @@ def add_timely(
     near = time_closeness(columns.observe_us[slots], question.windows, question.now_us)
     order = np.zeros(len(allowed), np.float32)
     order[slots] = 4 * (near >= 1) + near + words[slots] + around[slots]
-    return np.union1d(chosen, best_of(order, slots, question.per_leg))
+    return sort_distinct(chosen, best_of(order, slots, question.per_leg))
 
 
 def find_lent(
@@ -219,7 +220,7 @@ def find_candidates(
         )
     lent = find_lent(columns, legs, cosines, question, allowed, find_best)
     if lent is not None:
-        chosen = np.union1d(chosen, lent.borrowers)
+        chosen = sort_distinct(chosen, lent.borrowers)
     if dialogue is not None:
         chosen = dialogue.complete(chosen, allowed)
     return Signals.of(columns, legs, cosines, chosen, allowed), lent
@@ -350,7 +351,9 @@ def _choose_results(
     if question.near_misses:
         double = np.zeros(len(slots), np.bool_)
         double[[other for others in into.values() for other in others]] = True
-        left = order[~np.isin(order, [*kept, *shown.values()])]
+        taken = np.zeros(len(slots), np.bool_)
+        taken[[*kept, *shown.values()]] = True
+        left = order[~taken[order]]
         places = left[: question.near_misses]
         of = _Stages(slots, allowed, considered, enough, double, columns, question.outdated).of
         stages = list(map(of, places.tolist()))

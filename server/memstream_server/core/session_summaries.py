@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from memstream_server.core.arrays import mark_firsts
 from memstream_server.core.columns import Columns, Mask
 
 SPEAKERS_MAX = 10
@@ -101,10 +102,9 @@ def _list_speakers(
     places[page] = np.arange(len(page))
     of_page = places[codes] >= 0
     total = len(columns.speakers.names)
-    pairs, counts = np.unique(
-        places[codes[of_page]] * total + columns.speaker[slots[of_page]],
-        return_counts=True,
-    )
+    ordered = np.sort(places[codes[of_page]] * total + columns.speaker[slots[of_page]])
+    starts = np.flatnonzero(mark_firsts(ordered))
+    pairs, counts = ordered[starts], np.diff(starts, append=len(ordered))
     found: list[list[str]] = [[] for _ in page]
     for pair in pairs[np.argsort(-counts, kind="stable")].tolist():
         place, speaker = divmod(pair, total)

@@ -121,7 +121,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         asked = headers["retry-after"]
         if asked.replace(".", "", 1).isdigit():
             return float(asked)
-        return max(0.0, (parsedate_to_datetime(asked) - datetime.now(UTC)).total_seconds())
+        return max(0.0, (parsedate_to_datetime(asked) - datetime.now(UTC)).total_seconds())  # noqa: TID251  (that is for the core)
     except (ValueError, TypeError):  # neither a number nor a date with a time zone
         return None
 

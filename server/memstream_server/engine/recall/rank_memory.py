@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import structs
 
 from memstream_server.core import ranking, ranking_dbgpt
+from memstream_server.core.arrays import sort_distinct
 from memstream_server.core.candidates import Unread, best, candidates
 from memstream_server.core.columns import Mask, Slots
 from memstream_server.core.dense import Cosines, DenseMatrix, multiply_rows
@@ -268,7 +269,7 @@ def _rank_dbgpt(
         gamma=usual.gamma if query.gamma is None else query.gamma,
     )
     short_term = columns.slots([held.fragment.id for held in working.state.short_term]).tolist()
-    scored = np.union1d(chosen, np.array(short_term, np.int64))
+    scored = sort_distinct(chosen, np.array(short_term, np.int64))
     ranked = ranking_dbgpt.rank_dbgpt(
         columns, chosen, closeness[chosen], question, weights, allowed, short_term, by_words
     )

@@ -21,7 +21,7 @@ import structlog
 from msgspec import structs
 
 from memstream_server.core import ranking
-from memstream_server.core.arrays import finish
+from memstream_server.core.arrays import finish, sort_distinct
 from memstream_server.core.candidates import Unread, candidates, widen_candidates
 from memstream_server.core.dense import Cosines, multiply_rows
 from memstream_server.core.filters import EVERYTHING, TestedConditions, search_metadata
@@ -334,7 +334,7 @@ class Recaller:
                 per_leg=question.per_leg,
             )
         if legs.dialogue is not None:
-            lexical = legs.dialogue.complete(np.union1d(lexical, working.columns.slots([*ids, *fresh])), allowed)
+            lexical = legs.dialogue.complete(sort_distinct(lexical, working.columns.slots([*ids, *fresh])), allowed)
         lexical = np.concatenate([lexical, add_lenders(working, masks, question, legs, [*ids, *fresh])])
         wanted = {working.columns.ids[slot] for slot in lexical} | {id_ for id_ in ids if id_ in working.columns}
         known = fresh.keys() | working.fresh.keys() | working.vectorless

@@ -31,6 +31,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from memstream_server.adapters.journal.database.sqlite import EMPTY_READ
+
 _LOG_HEADER_BYTES, _FRAME_HEADER = 32, struct.Struct(">4I8x")
 _INDEX_HEADER_BYTES = 48
 _COMMITTED, _SALTS = struct.Struct("=16xI28x"), struct.Struct(">32x2I8x")
@@ -48,7 +50,6 @@ LOG_FRAMES_MAX = 16_000
 """64 MB: from there on the writer waits for the copy of the log."""
 _SWEEP_PAGES, _BLOCK_FRAMES = 256, 64
 """Pages of the database file and frames of the log that are read at once."""
-_ANY_ROW = "SELECT 1 FROM sqlite_master LIMIT 1"
 
 
 class Checkpoints:
@@ -61,9 +62,10 @@ class Checkpoints:
     def __init__(self, path: Path) -> None:
         self._mark = path.with_name(path.name + "-clean")
         self._connection, self._copier, self._holder = (_connect(path) for _ in range(3))
+        self._copier.execute("PRAGMA synchronous = FULL")
         (self._page_bytes,) = self._connection.execute("PRAGMA page_size").fetchone()
         for connection in (self._connection, self._copier, self._holder):
-            connection.execute(_ANY_ROW).fetchall()  # opens the files
+            connection.execute(EMPTY_READ).fetchall()  # opens the files
         # Closed last: closing any descriptor of a file drops the locks of this process on it.
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._log = os.open(path.with_name(path.name + "-wal"), os.O_RDONLY | os.O_CLOEXEC)
@@ -85,7 +87,7 @@ class Checkpoints:
         The first reader after a commit writes its mark into the WAL index, a mapped file. On a disk that hangs that
         page fault does not return, and neither does any other reader's.
         """
-        self._connection.execute(_ANY_ROW).fetchall()
+        self._connection.execute(EMPTY_READ).fetchall()
 
     def checkpoint_if_long(self, frames: int) -> None:
         """Checkpoint if that many frames are in the log, most of them on another thread. Call after each commit.
@@ -118,7 +120,7 @@ class Checkpoints:
         with self._lock:
             self._holder.execute("BEGIN")
             try:
-                self._holder.execute(_ANY_ROW).fetchall()  # from here on the log does not begin again
+                self._holder.execute(EMPTY_READ).fetchall()  # from here on the log does not begin again
                 return self._copy_frames()
             finally:
                 self._holder.execute("COMMIT")
@@ -240,8 +242,7 @@ class Checkpoints:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, _BUSY_S, isolation_level=None, check_same_thread=False)
-    for pragma in ("synchronous = FULL", "wal_autocheckpoint = 0"):
-        connection.execute(f"PRAGMA {pragma}")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
     return connection
 
 

@@ -323,7 +323,10 @@ def _pick(keys: list[int], fragments: Sequence[Fragment], found: list[int]) -> l
 
 def _mark_members(keys: list[int], others: list[int]) -> list[bool]:
     """For each key, whether it is among the others; usually both lists are equal."""
-    return [True] * len(keys) if keys == others else np.isin(keys, others).tolist()
+    if keys == others:
+        return [True] * len(keys)
+    wanted = frozenset(others)
+    return [key in wanted for key in keys]
 
 
 def _pair_held(reading: _Reading, fragments: Sequence[Fragment], anchored: Sequence[Any]) -> list[Held]:
