@@ -15,6 +15,7 @@ from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import Fragment, FragmentKind, MemoryKind
 from memstream_server.engine.operations import runner
 from memstream_server.engine.requests import AckLevel
+from memstream_server.engine.runtime import turns
 from memstream_server.engine.runtime.embedding_spaces import Embedding
 from memstream_server.ports.index import IndexUnavailable
 from memstream_server.ports.models import Account
@@ -116,6 +117,26 @@ async def test_insight_of_erased_source_is_dropped_after_space_switch(tmp_path: 
         await until(done)
         assert len(slow.shown) == 1
         assert [one.content for one in await live(parts.engine)] == [f"{TEA} today"]
+
+
+async def test_sources_of_many_fragments_are_sorted_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused = list[None]()
+
+    async def pause() -> None:
+        paused.append(None)
+
+    async def cite_each_other(uid: str) -> dict[str, list[str]]:
+        return {f"insight {number}": [f"source {number}"] for number in range(6_400)}
+
+    async with assembled(tmp_path) as parts:
+        await create(parts.engine)
+        await observe(parts.engine, TEA)
+        monkeypatch.setattr(parts.journal, "list_citing", cite_each_other)
+        monkeypatch.setattr(turns, "pause_if_due", pause)
+        (fragment,) = await live(parts.engine)
+        assert await erased(parts.engine, fragment.id) is OperationState.SUCCEEDED
+        assert await live(parts.engine) == []
+    assert len(paused) >= 99
 
 
 async def test_erasure_waits_for_unstored_observations(tmp_path: Path) -> None:

@@ -266,3 +266,19 @@ async def test_long_strings_in_wrong_places_are_named(given: dict[str, object], 
         await reading
     assert said in str(caught.value)
     assert len(str(caught.value)) < 1_000
+
+
+def test_no_step_reads_more_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = json.dumps({"escaped": "\n" * 500_000, "plain": ["é" * 500_000, 1]}, ensure_ascii=False)
+    read = list[int]()
+    loads = json.loads
+
+    def note_size(text: str | bytes, **named: object) -> object:
+        read.append(len(text))
+        return loads(text, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(json, "loads", note_size)
+    taken = take(text)
+    assert taken.restore(taken.load(dict)) == {"escaped": "\n" * 500_000, "plain": ["é" * 500_000, 1]}
+    assert max(read) <= long_strings.PIECE_BYTES + len('""')
+    assert len(read) > 1_000_000 // long_strings.PIECE_BYTES
