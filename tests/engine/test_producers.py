@@ -15,7 +15,7 @@ from memstream_server.core.policy import DEFAULT, Policy, with_value
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.errors import BacklogFull, ProducerSuperseded, SequenceConflict, SequenceGap
 from memstream_server.engine.memory import producers
-from memstream_server.engine.memory.producers import ObserveSession
+from memstream_server.engine.memory.ingest import ObserveSession
 from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, ProducerProgress, RejectedObservation
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
 from tests.engine.engine_parts import PartsEngine
@@ -174,7 +174,7 @@ async def test_late_batch_of_a_superseded_stream_is_refused(parts: Assembled) ->
     assert (await sent(newer, 6, LINES[5:6])).stored == 6
     assert await contents(parts.engine) == words(LINES[:6])
     async with parts.actors.use(NAMESPACE, "joy") as actor:
-        assert actor.ingest.backlog == 0
+        assert actor.producers.backlog == 0
 
 
 async def test_cancelled_wait_for_received_loses_nothing(parts: Assembled) -> None:
@@ -206,7 +206,7 @@ async def test_batch_call_cancelled_anywhere_is_all_or_nothing(parts: Assembled)
         session.close()
     assert sorted(await contents(parts.engine)) == sorted(expected)
     async with parts.actors.use(NAMESPACE, "joy") as actor:
-        assert actor.ingest.backlog == 0
+        assert actor.producers.backlog == 0
     assert actor.is_idle
 
 

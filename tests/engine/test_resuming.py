@@ -11,7 +11,7 @@ from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.errors import JournalUnavailable
 from memstream_server.engine.memory import producers
-from memstream_server.engine.memory.producers import ObserveSession
+from memstream_server.engine.memory.ingest import ObserveSession
 from memstream_server.engine.requests import (
     AckLevel,
     Missed,

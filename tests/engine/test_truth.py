@@ -340,7 +340,7 @@ async def test_external_id_that_is_not_yet_received_may_be_superseded(tmp_path: 
                 calls.append(asyncio.create_task(observe(parts.engine, item, level=AckLevel.RECEIVED)))
 
                 async def submitted() -> bool:
-                    return actor.ingest.backlog == len(calls)
+                    return actor.producers.backlog == len(calls)
 
                 await until(submitted)
         release()

@@ -37,7 +37,7 @@ from memstream_server.engine.fragments import Fragments
 from memstream_server.engine.memories import Memories
 from memstream_server.engine.memory.batch_calls import BatchCalls
 from memstream_server.engine.memory.image_changes import drop_outdated_images
-from memstream_server.engine.memory.producers import ObserveSession
+from memstream_server.engine.memory.ingest import ObserveSession, open_session
 from memstream_server.engine.operations.erase import Erasing
 from memstream_server.engine.operations.purge import Purging
 from memstream_server.engine.operations.reembed import Reembedding
@@ -247,9 +247,9 @@ class Engine:
         return MemoryStats(
             memories=len(self._registry),
             size_bytes=self._registry.size_bytes,
-            backlog=sum(actor.ingest.backlog for actor in actors),
-            sessions=sum(actor.ingest.sessions for actor in actors),
-            producers=sum(len(actor.ingest.list_producers()) for actor in actors),
+            backlog=sum(actor.producers.backlog for actor in actors),
+            sessions=sum(actor.producers.sessions for actor in actors),
+            producers=sum(len(actor.producers.list_all()) for actor in actors),
             watchers=len(self._watchers),
             owned=self.ownership.taken if self.ownership.shared else len(self._registry),
         )
@@ -328,7 +328,7 @@ class Engine:
         Raises MemoryNotFound, StorageIsFull.
         """
         async with self._registry.use(namespace, name) as actor:
-            session = await map_write_errors(actor.ingest.open_session(producer, outcomes=outcomes))
+            session = await map_write_errors(open_session(actor, producer, outcomes=outcomes))
             session.name_related(related)
             self._ask_index(session)
             return session

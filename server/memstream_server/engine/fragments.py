@@ -35,7 +35,7 @@ from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.engine.memory.known_fragments import KnownFragments, read_known
 from memstream_server.engine.memory.receipts import fragment_of
 from memstream_server.engine.memory.superseding import raise_if_refused
-from memstream_server.engine.quotas import check_bytes
+from memstream_server.engine.quotas import admit_puts, check_bytes
 from memstream_server.engine.requests import ChangeCount, NewObservation, Once, Put, fragment_etag
 from memstream_server.engine.runtime.turns import pause_if_due, run_in_slices
 from memstream_server.ports.conversation_records import JointWrites
@@ -393,8 +393,9 @@ async def put_together(
     join: makes the writes to conversations that are committed with it; then also raises PreconditionFailed.
     """
     account = account_of(actor.working.record)
-    with actor.ingest.admit_puts([new for new, _ in given]):
-        parts = await _enrich_observations(actor, [new for new, _ in given], models, runtime, account)
+    observations = [new for new, _ in given]
+    with admit_puts(observations, actor.working, actor.producers, runtime.limits.memory_fragments_max):
+        parts = await _enrich_observations(actor, observations, models, runtime, account)
 
         async def decide(now: Actor) -> tuple[Decision, Callable[[int], Sequence[Put]]]:
             existing = await read_fragments(now, [now.working.id_of(new.external_id) for new, _ in given], storage)
@@ -403,7 +404,7 @@ async def put_together(
                 _check_etag(new.external_id, etag, [one for one in found if one.external_id == new.external_id])
                 raise_if_refused(new, now.working, runtime.clock.now_us())
             seen = [part.in_space(now.working.embedding.name) for part in parts]
-            placed = [replace(one, fragment=one.fragment.but(position=now.ingest.take_position())) for one in seen]
+            placed = [replace(one, fragment=one.fragment.but(position=now.producers.take_position())) for one in seen]
             superseding = any(new.supersedes for new, _ in given)
             known = await read_known(now.working, placed, storage) if superseding else KnownFragments()
             known.by_key |= {fragment.external_id: fragment for fragment in existing}

@@ -8,6 +8,7 @@ observation that updates an existing external id adds nothing and is always admi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import NamespaceBytes
 
 if TYPE_CHECKING:
+    from memstream_server.engine.memory.producers import Producers
     from memstream_server.engine.memory.working_set import WorkingSet
     from memstream_server.engine.settings import EngineLimits
     from memstream_server.ports.journal.port import Journal
@@ -94,6 +96,18 @@ def refuse_excess(
             retry_after_s=_WAIT_S,
         )
     return list(_refuse_beyond(items, new, max(0, room), fragments_error(most)))
+
+
+@contextlib.contextmanager
+def admit_puts(given: Sequence[NewObservation], working: WorkingSet, producers: Producers, most: int) -> Iterator[None]:
+    """Admit observations that are stored without a receipt; they count towards the quota during the block."""
+    if most and refuse_excess(given, working, producers.backlog + producers.puts, most) is not given:
+        raise fragments_error(most)
+    producers.puts += len(given)
+    try:
+        yield
+    finally:
+        producers.puts -= len(given)
 
 
 def refuse_all(

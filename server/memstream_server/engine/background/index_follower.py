@@ -64,12 +64,12 @@ class IndexFollower:
 
 
 def _stored_numbers(actor: Actor) -> list[tuple[ProducerState, int]]:
-    return [(state, state.stored) for state in actor.ingest.list_producers()]
+    return [(state, state.stored) for state in actor.producers.list_all()]
 
 
 def _is_behind(actor: Actor) -> bool:
     return bool(actor.working.list_unsettled()) or any(
-        state.indexed < state.stored for state in actor.ingest.list_producers()
+        state.indexed < state.stored for state in actor.producers.list_all()
     )
 
 

@@ -351,7 +351,7 @@ class Indexer:
         self._waiting = 0
         since_s, began_s = self._since_s, self._runtime.clock.monotonic_s()
         reached = [
-            (state, state.stored) for actor in self._registry.list_actors() for state in actor.ingest.list_producers()
+            (state, state.stored) for actor in self._registry.list_actors() for state in actor.producers.list_all()
         ]
         last = await self._storage.journal.outbox_last()  # with steady writes the outbox is never found empty
         while entries := await self._storage.journal.read_outbox(self._runtime.limits.flush_rows):

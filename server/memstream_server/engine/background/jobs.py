@@ -286,7 +286,7 @@ class Jobs(BackgroundTask):
             create_time_us=now_us,
             access_time_us=now_us,
             sources=sources,
-            position=actor.ingest.take_position(),
+            position=actor.producers.take_position(),
         )
 
     async def _insights_of(self, actor: Actor) -> list[Held]:

@@ -1,8 +1,8 @@
 """One active memory. All changes are decided and committed one after another, in the order of receipt.
 
 actor: the task that orders and commits all changes of the memory
-ingest: numbers and orders observations, gives them to the journal, tracks the backlog
-producers: a producer's numbers, its one open session, and what a resuming client has missed
+ingest: sessions, which number and order observations and give them to the journal, then to the actor
+producers: the numbers of producers, the observations that wait, and what a resuming client has missed
 batch_calls: ObserveBatch calls, and the stored answers to their request_ids
 receipts: from validated items to a receipt; stored answers of receipts
 enrich: terms, vectors and importances of fragments, fetched before a decision; terms of another analyzer's version

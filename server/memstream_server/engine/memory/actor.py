@@ -38,9 +38,9 @@ from memstream_server.engine.memory.decide import (
 )
 from memstream_server.engine.memory.decision import Decision, account_of
 from memstream_server.engine.memory.enrich import EnrichedFragment
-from memstream_server.engine.memory.ingest import STORAGE_RETRY_S, Ingest
 from memstream_server.engine.memory.known_fragments import read_known
-from memstream_server.engine.memory.receipts import Batch, observations_in
+from memstream_server.engine.memory.producers import Batch, Producers
+from memstream_server.engine.memory.receipts import observations_in
 from memstream_server.engine.memory.related import find_related, settle_suspicions
 from memstream_server.engine.memory.superseding import settle_decision
 from memstream_server.engine.memory.working_set import UNSHOWN_MAX, WorkingSet
@@ -62,6 +62,9 @@ if TYPE_CHECKING:
     from memstream_server.ports.models import Account
 
 log = structlog.get_logger(__name__)
+
+STORAGE_RETRY_S = 5.0
+"""Pause before a commit is repeated after the disk was full; clients get it as their retry delay."""
 
 Decide = Callable[["Actor"], "Decision | Awaitable[Decision | None] | None"]
 
@@ -101,9 +104,9 @@ class Actor:
         self.working = working
         self.failed: EngineError | None = None
         self._uses = 0
-        self._storage = storage
-        self._models = models
-        self._runtime = runtime
+        self.storage = storage
+        self.models = models
+        self.runtime = runtime
         self._events = events
         self._deciding = asyncio.Lock()
         self._pending: deque[Batch] = deque()
@@ -115,9 +118,10 @@ class Actor:
         self._revised = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         """The loops, once there is something for them: most activations are for a recall or a small batch."""
-        self.ingest = Ingest(loaded, self, storage, models, runtime)
-        """Numbers and orders observations, then passes them to `queue_batch`."""
-        self.ingest.resume_receipts(loaded.pending)
+        self.producers = Producers(loaded, runtime)
+        """What `ingest.py` has numbered and ordered before it came to `queue_batch`."""
+        for receipt in loaded.pending:  # of an earlier process, which did not store them
+            self.queue_batch(Batch(receipt, self.producers.by_name.get(receipt.producer)))
 
     # ---- state
     @property
@@ -131,12 +135,12 @@ class Actor:
     @property
     def is_idle(self) -> bool:
         """Whether an eviction would interrupt nothing."""
-        return self.ingest.is_idle and not (self._inbox.qsize() or self._uses or self._deciding.locked())
+        return self.producers.is_idle and not (self._inbox.qsize() or self._uses or self._deciding.locked())
 
     @property
     def in_use(self) -> bool:
         """Whether a call or a stream uses it, or the journal still owes it an answer."""
-        return bool(self._uses) or self.ingest.is_held
+        return bool(self._uses) or self.producers.is_held
 
     @contextlib.contextmanager
     def keep_active(self) -> Iterator[None]:
@@ -169,7 +173,9 @@ class Actor:
 
     # ---- deciding
     def queue_batch(self, batch: Batch) -> None:
-        """Decide this batch after all earlier ones."""
+        """Decide this received batch after all earlier ones."""
+        self.producers.backlog += batch.size
+        self.producers.unstored[batch.receipt.position] = batch
         self._pending.append(batch)
         self._more.set()
         self._begin_loops()
@@ -185,7 +191,7 @@ class Actor:
                 prepared = await self._prepare_batches(batches)
                 outcomes, decision, commit = await self._decide_batches(prepared)
                 await self._commit_decision(decision, commit)
-        self.ingest.mark_stored(batches, outcomes)
+        self.producers.mark_stored(batches, outcomes, self.revision)
 
     async def run(self, decide: Decide) -> int:
         """Decide in the memory's order; returns the revision after it.
@@ -221,13 +227,13 @@ class Actor:
     async def _prepare_batches(self, batches: tuple[Batch, ...]) -> _Prepared:
         working = self.working
         account = account_of(working.record)
-        gathered = await observations_in(batches, self._models, working.record, account, working.embedding)
+        gathered = await observations_in(batches, self.models, working.record, account, working.embedding)
         return _Prepared(batches, tuple(gathered), account)
 
     def _next_group(self) -> tuple[Batch, ...]:
         group = [self._pending.popleft()]
         size = group[0].size
-        while self._pending and size + self._pending[0].size <= self._runtime.limits.decide_max:
+        while self._pending and size + self._pending[0].size <= self.runtime.limits.decide_max:
             group.append(self._pending.popleft())
             size += group[-1].size
         return tuple(group)
@@ -286,14 +292,14 @@ class Actor:
                 log.warning("storage_refuses_writes", memory=self.uid, error=error)
                 await self._wait_for_disk_space()  # retries: a received batch must be stored
         self._prepare_slots.release()
-        self.ingest.mark_stored(prepared.batches, outcomes)
+        self.producers.mark_stored(prepared.batches, outcomes, self.revision)
 
     async def _decide_batches(self, prepared: _Prepared) -> tuple[dict[int, Outcome], Decision, Commit]:
-        known = await read_known(self.working, prepared.gathered, self._storage)
+        known = await read_known(self.working, prepared.gathered, self.storage)
         wanted = [one for batch in prepared.batches if batch.receipt.related for one in batch.receipt.fragments]
-        related = await find_related(self.working, wanted, self._storage, self._models.analyzer) if wanted else {}
+        related = await find_related(self.working, wanted, self.storage, self.models.analyzer) if wanted else {}
         decision, outcomes = await decide_observations(
-            self.working, prepared.batches, prepared.gathered, known, self._models, self._runtime, related
+            self.working, prepared.batches, prepared.gathered, known, self.models, self.runtime, related
         )
         decision = decision.with_cost(prepared.account, Purpose.IMPORTANCE)
         return outcomes, *await self._commit_of(decision)
@@ -316,21 +322,21 @@ class Actor:
         """The commit of a decision, and the decision with its additional jobs and what its departures do to chains."""
         working, step = self.working, decision.transition
         if step is not None and (working.links or EventType.SUPERSEDED in [event.type for event in step.events]):
-            decision = await settle_decision(working, decision, self._storage, self._runtime)
+            decision = await settle_decision(working, decision, self.storage, self.runtime)
         if decision.transition is not None and decision.transition.merged:
             decision = await self._embed_merged(decision, decision.transition)
         asked = working.record.policy.conflicts
         if working.suspicions or (asked.suspect and asked.ask_llm):
-            decision = await settle_suspicions(working, decision, self._storage, self._models, self._runtime)
-        return decision, await commit_of(working, decision, self._models, self._runtime)
+            decision = await settle_suspicions(working, decision, self.storage, self.models, self.runtime)
+        return decision, await commit_of(working, decision, self.models, self.runtime)
 
     async def _commit_decision(self, decision: Decision, commit: Commit) -> None:
         if self.working.outdates_image(commit):  # before: a crash leaves no image of what the commit removes
             self.working.forget_image()
-            await self._storage.images.remove(self.uid, durable=bool(commit.removed or commit.erased))
-        started_s = self._runtime.clock.monotonic_s()
-        await self._storage.journal.commit(commit)
-        self._runtime.metrics.count_commit(self._runtime.clock.monotonic_s() - started_s)
+            await self.storage.images.remove(self.uid, durable=bool(commit.removed or commit.erased))
+        started_s = self.runtime.clock.monotonic_s()
+        await self.storage.journal.commit(commit)
+        self.runtime.metrics.count_commit(self.runtime.clock.monotonic_s() - started_s)
         before = self.working.state
         self.working.apply_commit(commit, decision)
         self._events.on_commit(self.uid, Recorded(commit.revision + 1, commit.time_us, commit.events), commit, before)
@@ -351,21 +357,21 @@ class Actor:
         known |= {id_: part.vector for id_, part in decision.gathered.items()}
         own = {one.id: vector for one in merged if one.own_vector and (vector := known.get(one.id)) is not None}
         importances, space = [fragment.importance for fragment in merged], self.working.embedding
-        gathered = await self._models.enricher.enrich_fragments(
+        gathered = await self.models.enricher.enrich_fragments(
             merged, own, importances, record, account_of(record), space
         )
-        more = jobs_of(self.working, Transition(transition.state), gathered, self._runtime)
+        more = jobs_of(self.working, Transition(transition.state), gathered, self.runtime)
         return replace(decision, jobs=(*decision.jobs, *more)).with_gathered(gathered)
 
     def settle_tiers(self, change: Decision) -> Decision:
         """Extend a policy change by what it does to the tiers, e.g. drop fragments beyond a smaller capacity."""
         if change.policy is None:
             return change
-        policy = effective_policy(change.policy, self._models)
+        policy = effective_policy(change.policy, self.models)
         transition = settle_held(self.working.state, policy, self.working.embedding.model.fitted.similarity_min)
         if not transition.events:
             return change
-        jobs = jobs_of(self.working, transition, (), self._runtime)
+        jobs = jobs_of(self.working, transition, (), self.runtime)
         return replace(change, transition=transition, jobs=(*change.jobs, *jobs))
 
     # ---- the end
@@ -383,7 +389,7 @@ class Actor:
         """Wait a short time for the journal's pending answers, then end the actor."""
         if self.failed is None:
             self.failed = ShuttingDown("the server is going away", retry_after_s=0.5)
-        await self.ingest.wait_for_journal(2.0)
+        await self.producers.wait_for_journal(2.0)
         self._end_tasks()
         current = asyncio.current_task()
         for task in self._tasks:
@@ -394,11 +400,10 @@ class Actor:
     async def retire(self) -> None:
         """As `stop`, for an actor without users: its RAM is freed at once.
 
-        Actor and Ingest refer to each other, and the garbage collector looks for such cycles only once in two million
-        containers: a server bounded to one memory of 10,000 fragments had grown to 4 GB after 180 activations.
+        No cycle may be left: the garbage collector looks for them only once in two million containers, and a server
+        bounded to one memory of 10,000 fragments had grown to 4 GB after 180 activations.
         """
         await self.stop()
-        del self.ingest
         if self.failed is not None:
             self.failed.__traceback__ = None  # the traceback's frames refer to the actor
 
@@ -412,7 +417,7 @@ class Actor:
         for task in self._tasks:
             if task is not current:
                 task.cancel()
-        self.ingest.end_sessions(error)
+        self.producers.end_sessions(error)
         while not self._inbox.empty():
             item = self._inbox.get_nowait()
             if isinstance(item, _Work):

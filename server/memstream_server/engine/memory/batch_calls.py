@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from memstream_server.engine.errors import EngineError, JournalUnavailable, RequestIdConflict, map_write_errors
-from memstream_server.engine.memory.producers import ObserveSession
+from memstream_server.engine.memory.ingest import ObserveSession, open_anonymous, open_session
 from memstream_server.engine.memory.receipts import decode_progress, encode_progress
 from memstream_server.engine.requests import AckLevel, NewBatch, ProducerProgress
 from memstream_server.engine.runtime.call_context import complete
@@ -122,7 +122,8 @@ class BatchCalls:
             if stored.digest:  # else an erasure removed the digest
                 _check_same(stored.digest, batch)
             if not stored.response:  # an earlier process received the batch
-                await actor.ingest.wait_for_answer(request)
+                actor.raise_if_failed()
+                await actor.producers.wait_for_answer(request)
                 stored = await self._read_answer(request)
         if stored is None or not stored.response:
             return None
@@ -152,7 +153,7 @@ class BatchCalls:
         """A stored answer. For a call that waits for the index, returns once the index has the batch."""
         if batch.level is not AckLevel.INDEXED or answer.indexed >= answer.stored:
             return answer
-        session = actor.ingest.open_anonymous(stored=answer.stored)
+        session = open_anonymous(actor, answer.stored)
         try:
             self._ask_index(session)
             return replace(answer, indexed=(await session.wait_for_level(AckLevel.INDEXED, answer.stored)).indexed)
@@ -165,9 +166,9 @@ class BatchCalls:
         first = batch.first_sequence if batch.producer else 1
         last = first + len(batch.items) - 1
         if batch.producer:
-            session = await map_write_errors(actor.ingest.open_session(batch.producer, outcomes=True))
+            session = await map_write_errors(open_session(actor, batch.producer, outcomes=True))
         else:
-            session = actor.ingest.open_anonymous()
+            session = open_anonymous(actor)
         session.name_related(batch.related)
         try:
             if answer is not None and batch.producer and first <= session.opened.received:
@@ -204,7 +205,7 @@ async def _complete_progress(
 
 def _may_be_fresh(actor: Actor, batch: NewBatch) -> bool:
     """Whether a numbered batch may have new numbers only. A repeat must not end an open session of its producer."""
-    received = actor.ingest.received_of(batch.producer)
+    received = actor.producers.received_of(batch.producer)
     return batch.level is not AckLevel.RECEIVED and (received is None or batch.first_sequence > received)
 
 

@@ -20,7 +20,7 @@ from memstream_server.ports.journal.rows import Anchor, Origin, Row
 from memstream_server.ports.journal.writing import EFFECTS, BatchReceipt, Commit, Replaced
 
 if TYPE_CHECKING:
-    from memstream_server.engine.memory.receipts import Batch
+    from memstream_server.engine.memory.producers import Batch
     from memstream_server.engine.memory.working_set import WorkingSet
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime
     from memstream_server.engine.runtime.embedding_spaces import Embedding

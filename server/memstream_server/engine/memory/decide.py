@@ -26,7 +26,7 @@ from memstream_server.ports.journal.records import Answer, Job
 from memstream_server.ports.journal.writing import Outcome, Outcomes, Related
 
 if TYPE_CHECKING:
-    from memstream_server.engine.memory.receipts import Batch
+    from memstream_server.engine.memory.producers import Batch
     from memstream_server.engine.memory.working_set import WorkingSet
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime
 

@@ -14,7 +14,7 @@ from memstream_server.ports.journal.writing import Effects
 from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:
-    from memstream_server.engine.memory.receipts import Batch
+    from memstream_server.engine.memory.producers import Batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

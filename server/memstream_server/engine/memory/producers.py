@@ -1,4 +1,6 @@
-"""Producers: their sequence numbers, their progress, and the one open session of each.
+"""Producers of an active memory: their numbers and progress, and the observations that wait to be stored (`Producers`).
+
+`ingest.py` fills it, the actor empties it; it knows neither.
 
 A session that resumes reads the rejections and outcomes that its client has missed from the kept receipts.
 """
@@ -6,22 +8,25 @@ A session that resumes reads the rejections and outcomes that its client has mis
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
-from memstream_server.engine.errors import EngineError, JournalUnavailable, QuotaExceeded, SequenceConflict, SequenceGap
-from memstream_server.engine.requests import AckLevel, Missed, Opened, ProducerProgress
+from memstream_server.engine.errors import EngineError, JournalUnavailable, SequenceConflict, SequenceGap
+from memstream_server.engine.requests import Missed, Opened
+from memstream_server.engine.runtime.call_context import Origin, empty_origin
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.port import Journal
-from memstream_server.ports.journal.records import Answer
-from memstream_server.ports.journal.writing import Outcome, Rejection
+from memstream_server.ports.journal.reading import LoadedMemory
+from memstream_server.ports.journal.writing import BatchReceipt, Outcome, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from memstream_server.core.values import Fragment
     from memstream_server.engine.requests import NewObservation, RejectedObservation
+    from memstream_server.engine.runtime.dependencies import Runtime
 
 
 RECENT_MAX = 4_096
@@ -49,7 +54,7 @@ class ProducerState:
     """Hashes and rejections of submitted numbers, received or not."""
     receiving: asyncio.Task[None] | None = None
     """The task that writes the latest submitted batch."""
-    session: ObserveSession | None = None
+    session: SessionNews | None = None
     whole: bool = False
     """A batch is admitted completely or not at all, because its caller cannot be shown single rejections."""
     outcomes: bool = False
@@ -105,142 +110,206 @@ class ProducerState:
 
     def notify_session(self) -> None:
         if self.session is not None:
-            self.session.notify_waiter()
+            self.session.news.set()
 
 
-class SubmissionTarget(Protocol):
-    """The memory that a session submits to."""
+class SessionNews:
+    """What a producer tells its open session: progress, rejections, outcomes, and the error that ends it."""
 
-    @property
-    def journal(self) -> Journal: ...
-
-    def submit(
-        self,
-        state: ProducerState,
-        first: int,
-        items: Sequence[NewObservation | RejectedObservation],
-        awaited: AckLevel,
-        answer: Answer | None,
-        full: QuotaExceeded | None,
-    ) -> asyncio.Future[None]: ...
-
-    async def find_full(self) -> QuotaExceeded | None: ...
-
-    def release_session(self, state: ProducerState) -> None: ...
-
-
-class ObserveSession:
-    """One open Observe stream of a producer. For one task only."""
-
-    def __init__(self, target: SubmissionTarget, state: ProducerState, opened: Opened) -> None:
-        self.opened = opened
+    def __init__(self) -> None:
         self.news = asyncio.Event()
         """Set on progress. Other code may also set it to wake the waiting task, which clears it."""
-        self._target = target
-        self._state = state
-        self._error: EngineError | None = None
-        self._closed = False
+        self.error: EngineError | None = None
+        """The error that ended the session, if any."""
         self._rejected: list[Rejection] = []
         self._outcomes: list[Outcome] = []
 
-    def submit(
-        self,
-        first_sequence: int,
-        items: Sequence[NewObservation | RejectedObservation],
-        awaited: AckLevel = AckLevel.RECEIVED,
-        answer: Answer | None = None,
-        full: QuotaExceeded | None = None,
-    ) -> asyncio.Future[None]:
-        """Submit a batch; the future completes when the journal has received it.
-
-        awaited: the level that the client waits for; above RECEIVED, the batch may skip its receipt. answer: stored
-        with the receipt. full: of `find_full`, refuses what is not a repeat. Raises SequenceGap, SequenceConflict,
-        BacklogFull or the session's error, at once or in the future.
-        """
-        self._raise_if_ended()
-        return self._target.submit(self._state, first_sequence, items, awaited, answer, full)
-
-    async def find_full(self) -> QuotaExceeded | None:
-        """Why the namespace may store no more now; None if it may. Raises JournalUnavailable."""
-        return await self._target.find_full()
-
-    async def resume(self, known: int) -> Resumption:
-        """The rejections and outcomes after number `known`. Raises JournalUnavailable."""
-        return await begin_resumption(self._target.journal, self._state.name, self._state.outcomes, self.opened, known)
-
-    def take_progress(self) -> ProducerProgress:
-        """The current levels, with rejections and outcomes since the last call.
-
-        Raises the error that ended the session.
-        """
-        self._raise_if_ended()
-        return self._collect_progress()
-
-    async def wait_for_level(self, level: AckLevel, sequence: int) -> ProducerProgress:
-        """Wait until everything up to `sequence` has reached `level`."""
-        while True:
-            if self._level_number(level) >= sequence:  # a reached level stays true after the session ends
-                return self._collect_progress()
-            self._raise_if_ended()
-            await self.news.wait()
-            self.news.clear()
-
-    def close(self) -> None:
-        """End the session. Received batches are still stored."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._state.session is self:
-            self._state.session = None
-        self._target.release_session(self._state)
-
-    @property
-    def error(self) -> EngineError | None:
-        """The error that ended the session, if any."""
-        return self._error
-
-    @property
-    def indexed_behind(self) -> bool:
-        """Whether a stored observation may be missing in the index."""
-        return self._state.indexed < self._state.stored
-
-    # ---- called by ingest
-    def notify_waiter(self) -> None:
-        self.news.set()
-
     def fail(self, error: EngineError) -> None:
         """End the session: every waiting and later call raises `error`."""
-        if self._error is None:
-            self._error = error
+        if self.error is None:
+            self.error = error
         self.news.set()
 
     def add_rejections(self, rejections: Sequence[Rejection]) -> None:
         self._rejected.extend(rejections)
         self.news.set()
 
-    def name_related(self, count: int) -> None:
-        """Name so many related statements in the outcomes of observations submitted from now on."""
-        self._state.related = count
-
     def add_outcomes(self, outcomes: Sequence[Outcome]) -> None:
         self._outcomes.extend(outcomes)
 
-    # ---- inside
-    def _level_number(self, level: AckLevel) -> int:
-        state = self._state
-        return {AckLevel.RECEIVED: state.received, AckLevel.STORED: state.stored, AckLevel.INDEXED: state.indexed}[
-            level
-        ]
 
-    def _collect_progress(self) -> ProducerProgress:
-        rejected, self._rejected = tuple(self._rejected), []
-        outcomes, self._outcomes = tuple(self._outcomes), []
-        state = self._state
-        return ProducerProgress(state.received, state.stored, state.indexed, state.revision, rejected, outcomes)
+@dataclass(slots=True, eq=False)
+class Batch:
+    """A receipt that waits to be stored, and its producer (None for unnumbered batches after a restart).
 
-    def _raise_if_ended(self) -> None:
-        if self._error is not None:
-            raise self._error
+    Its creator sets `at_once`; after that it does not change.
+    """
+
+    receipt: BatchReceipt
+    producer: ProducerState | None
+    arrived_s: float | None = None
+    """Monotonic time of arrival; None if an earlier process received it."""
+    origin: Origin = field(default_factory=empty_origin)
+    at_once: bool = False
+    """The journal has not received it: the commit that stores it also receives it."""
+    size: int = field(init=False)
+    """Its observations."""
+
+    def __post_init__(self) -> None:
+        self.size = len(self.receipt.fragments)
+
+
+class Producers:
+    """The producers of an active memory, and its observations that wait to be stored. It writes nothing itself."""
+
+    def __init__(self, loaded: LoadedMemory, runtime: Runtime) -> None:
+        self._runtime = runtime
+        waiting = {receipt.producer for receipt in loaded.pending}
+        self.by_name = {  # those with a session, or with observations that are not yet stored
+            producer.name: ProducerState(
+                producer.name,
+                producer.epoch,
+                producer.received,
+                producer.stored,
+                submitted=producer.received,
+                revision=loaded.record.revision,
+            )
+            for producer in loaded.producers
+            if producer.name in waiting
+        }
+        self._unnumbered: set[ProducerState] = set()
+        self.opening: set[asyncio.Task[Any]] = set()
+        """Streams that are being opened."""
+        self.sessions = 0
+        """Open sessions of streams and calls, and those that are being opened."""
+        self.next_position = loaded.next_position
+        self.backlog = 0
+        """Observations that are submitted and not yet stored."""
+        self.puts = 0
+        """Observations that are stored without a receipt now; see `quotas.admit_puts`."""
+        self.unstored: dict[int, Batch] = {}
+        """Batches that are received or will be stored directly, by position."""
+        self.submitted: dict[int, Batch] = {}
+        """Batches that the journal is receiving."""
+        self.receiving: set[asyncio.Task[None]] = set()
+        """The tasks of submitted batches."""
+        self.order = asyncio.Lock()
+        """Held while batches are stored directly."""
+        self.waiting: deque[Batch] = deque()
+        """Batches that wait for a direct commit."""
+        self.storing = 0
+        """Observations in direct batches that are not yet stored. The next batch may be direct if all others are."""
+        self.at_once: asyncio.Task[Any] | None = None
+        """The task that runs a direct commit now."""
+        self._answers: dict[str, asyncio.Future[None]] = {}
+        """Calls that wait for a batch of an earlier process to be stored, by request key."""
+
+    def list_all(self) -> list[ProducerState]:
+        """All producers with a session or a backlog, including unnumbered calls."""
+        return [*self.by_name.values(), *self._unnumbered]
+
+    def received_of(self, producer: str) -> int | None:
+        """The last number that a producer has sent; None if it has neither a session nor a backlog."""
+        state = self.by_name.get(producer)
+        return None if state is None else max(state.received, state.submitted)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a session is open or a journal write is in flight."""
+        return bool(self.receiving or self.sessions)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and no session is open."""
+        return not (self.backlog or self.is_held)
+
+    def has_unstored(self, ids: Collection[str]) -> bool:
+        """Whether one of these ids is received and not yet stored."""
+        return any(one.id in ids for batch in self.unstored.values() for one in batch.receipt.fragments)
+
+    def list_waiting(self) -> Iterator[Fragment]:
+        """The observations that are submitted and not yet stored."""
+        for batch in (*self.unstored.values(), *self.submitted.values()):
+            yield from batch.receipt.fragments
+
+    async def wait_for_answer(self, request: str) -> None:
+        """Wait until the batch of this request, if one waits, is stored. Raises the error that ends the actor."""
+        if any(_request_of(batch) == request for batch in self.unstored.values()):
+            waiter = self._answers.setdefault(request, asyncio.get_running_loop().create_future())
+            await asyncio.shield(waiter)
+
+    def take_position(self) -> int:
+        """The next position in the order of receipt, for a fragment that is not an observation of a stream."""
+        self.next_position += 1
+        return self.next_position - 1
+
+    def take_positions_until(self, position: int) -> None:
+        """Reserve the positions that imported fragments already have."""
+        self.next_position = max(self.next_position, position + 1)
+
+    # ---- sessions
+    def add_unnumbered(self, state: ProducerState) -> None:
+        """A call without numbers has a session of its own."""
+        self.sessions += 1
+        self._unnumbered.add(state)
+
+    def release_session(self, state: ProducerState) -> None:
+        """A session of this producer was closed."""
+        self.sessions -= 1
+        self._unnumbered.discard(state)
+        self.drop_if_done(state)
+
+    def drop_if_done(self, state: ProducerState) -> None:
+        """Drop a producer that the journal can restore; otherwise every producer ever seen would stay in RAM."""
+        if state.session is None and state.stored >= state.submitted and self.by_name.get(state.name) is state:
+            del self.by_name[state.name]
+
+    # ---- called by the actor
+    def mark_stored(self, batches: Sequence[Batch], outcomes: dict[int, Outcome], revision: int) -> None:
+        """The commit of this revision has these batches: notify their sessions and calls."""
+        for batch in batches:
+            self.backlog -= batch.size
+            del self.unstored[batch.receipt.position]
+            age_s = None if batch.arrived_s is None else self._runtime.clock.monotonic_s() - batch.arrived_s
+            if batch.at_once:
+                self.storing -= batch.size
+                self._runtime.metrics.count_received(batch.size, 0, age_s or 0.0)
+            self._runtime.metrics.count_stored(batch.size, age_s)
+            if (waiter := self._answers.pop(_request_of(batch), None)) is not None:
+                waiter.set_result(None)
+            state, receipt = batch.producer, batch.receipt
+            if state is None:
+                continue
+            if state.session is not None:
+                numbered = zip(receipt.sequences, receipt.fragments, strict=True)
+                state.session.add_outcomes(
+                    [outcomes[part.position].for_batch(number, receipt.related) for number, part in numbered]
+                )
+            last = receipt.last_sequence
+            state.advance_levels(received=last, stored=last, revision=revision)
+            self.drop_if_done(state)
+
+    async def wait_for_journal(self, timeout_s: float) -> None:
+        """Wait up to `timeout_s` for the journal's answers to submitted batches."""
+        tasks = self.receiving - {asyncio.current_task()}
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+
+    def end_sessions(self, error: EngineError) -> None:
+        """End all open sessions and direct batches with `error`."""
+        if self.at_once is not None and self.at_once is not asyncio.current_task():
+            self.at_once.cancel()
+        for state in self.list_all():
+            if state.session is not None:
+                state.session.fail(error)
+        for waiter in self._answers.values():
+            waiter.set_exception(error)
+            waiter.exception()  # marks it as retrieved: all callers may have left
+        self._answers.clear()
+
+
+def _request_of(batch: Batch) -> str:
+    return "" if batch.receipt.answer is None else batch.receipt.answer.request
 
 
 @dataclass(frozen=True, slots=True)

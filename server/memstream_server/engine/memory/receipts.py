@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,15 +11,15 @@ import numpy as np
 
 from memstream_server.core.values import Fragment, Tier, Vector
 from memstream_server.engine.memory.enrich import EnrichedFragment
+from memstream_server.engine.memory.producers import Batch, ProducerState
 from memstream_server.engine.requests import NewObservation, ProducerProgress, RejectedObservation
-from memstream_server.engine.runtime.call_context import Origin, capture_origin, empty_origin
+from memstream_server.engine.runtime.call_context import capture_origin
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.records import Answer, MemoryRecord
 from memstream_server.ports.journal.writing import BatchReceipt, Outcome, Rejection
 from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:
-    from memstream_server.engine.memory.producers import ProducerState
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime
     from memstream_server.engine.runtime.embedding_spaces import Embedding
 
@@ -36,27 +36,6 @@ def complete_answer(receipt: BatchReceipt, revision: int, outcomes: tuple[Outcom
         return None
     progress = ProducerProgress(last, last, 0, revision, receipt.rejections, outcomes)
     return replace(answer, response=encode_progress(progress))
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """A receipt that waits to be stored, and its producer (None for unnumbered batches after a restart).
-
-    Its creator sets `at_once`; after that it does not change.
-    """
-
-    receipt: BatchReceipt
-    producer: ProducerState | None
-    arrived_s: float | None = None
-    """Monotonic time of arrival; None if an earlier process received it."""
-    origin: Origin = field(default_factory=empty_origin)
-    at_once: bool = False
-    """The journal has not received it: the commit that stores it also receives it."""
-    size: int = field(init=False)
-    """Its observations."""
-
-    def __post_init__(self) -> None:
-        self.size = len(self.receipt.fragments)
 
 
 def batch_of(
@@ -92,7 +71,7 @@ def batch_of(
         producer=state.name,
         producer_epoch=state.epoch,
         first_sequence=first,
-        hashes=tuple(item.digest for item in items),
+        hashes=tuple([item.digest for item in items]),
         fragments=tuple(fragments),
         sequences=tuple(sequences),
         importances=tuple(importances),
@@ -179,7 +158,7 @@ async def observations_in(
     for batch in batches:
         receipt = batch.receipt
         usable = receipt.model in ("", in_force)
-        fragments.extend(one if usable else one.but(own_vector=False) for one in receipt.fragments)
+        fragments += receipt.fragments if usable else [one.but(own_vector=False) for one in receipt.fragments]
         importances.extend(receipt.importances or (None,) * len(receipt.fragments))
         if usable:
             vectors.update({id_: np.frombuffer(packed, dtype="<f4") for id_, packed in receipt.vectors.items()})

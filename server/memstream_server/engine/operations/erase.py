@@ -110,7 +110,7 @@ class Erasing:
     # ---- fragments
     async def _erase_fragments(self, actor: Actor, ids: Sequence[str], progress: Progress) -> None:
         named = set(ids)
-        while actor.ingest.has_unstored(named):
+        while actor.producers.has_unstored(named):
             await progress.report_done(0, len(ids))
             # checks for cancellation: a model that is down may delay it for hours
             with contextlib.suppress(TimeoutError):

@@ -364,7 +364,7 @@ class Importer:
         )
 
         def decide(now: Actor) -> Decision:
-            now.ingest.take_positions_until(max(one.fragment.last_position for one in parts))
+            now.producers.take_positions_until(max(one.fragment.last_position for one in parts))
             seen = [part.in_space(now.working.embedding.name) for part in parts]
             transition = transition_of(now.working.state, new, seen, enhances_short_term(record.kind, record.policy))
             jobs = jobs_of(now.working, transition, seen, self._runtime)
