@@ -68,6 +68,10 @@ class Codes:
         chosen[list(codes)] = True
         return chosen[values]
 
+    def code_of(self, name: str) -> int:
+        """The code of a name; -1 if it has none."""
+        return self._codes.get(name, -1)
+
     def find_codes(self, names: Sequence[str]) -> list[int]:
         """The codes of the names that have one."""
         return [self._codes[name] for name in names if name in self._codes]
@@ -164,8 +168,8 @@ class Columns:
 
     def linked_sessions(self, first: int = 0) -> npt.NDArray[np.int32]:
         """Session codes from a slot on; -1 for fragments without a session, which have no neighbours."""
-        codes, none = self._session.view[first:], self.sessions.find_codes([""])
-        return np.where(codes == none[0], np.int32(-1), codes) if none else codes
+        codes, none = self._session.view[first:], self.sessions.code_of("")
+        return codes if none < 0 else np.where(codes == none, np.int32(-1), codes)
 
     @property
     def speaker(self) -> npt.NDArray[np.int32]:
@@ -174,12 +178,12 @@ class Columns:
 
     def speaks(self, name: str) -> bool:
         """Whether a live fragment is of that speaker: the codes keep the names of those whose fragments have left."""
-        return bool(self.alive[self.speakers.match(self.speaker, self.speakers.find_codes([name]))].any())
+        return bool(self._alive.view[self._speaker.view == self.speakers.code_of(name)].any())
 
     @property
     def unnamed_speaker(self) -> int:
         """The speaker code of fragments that name none; -1 if there are no such fragments."""
-        return next(iter(self.speakers.find_codes([""])), -1)
+        return self.speakers.code_of("")
 
     @property
     def role(self) -> npt.NDArray[np.int8]:

@@ -72,15 +72,16 @@ def find_dialogue(columns: Columns, neighbours: Neighbours) -> Dialogue:
 
 
 def _complete_roles(columns: Columns) -> npt.NDArray[np.int8]:
-    roles = columns.role
-    named = columns.alive & (roles == UNKNOWN) & (columns.speaker != columns.unnamed_speaker)
-    speakers = sort_distinct(columns.speaker[named])
-    if len(speakers) != 2 or (roles[columns.alive] == ASSISTANT).any():
+    roles, alive, speaker = columns.role, columns.alive, columns.speaker
+    named = alive & (roles == UNKNOWN) & (speaker != columns.unnamed_speaker)
+    speakers = sort_distinct(speaker[named])
+    if len(speakers) != 2 or (roles[alive] == ASSISTANT).any():
         return roles
-    medians = [_median(columns.characters[named & (columns.speaker == each)]) for each in speakers]
+    characters = columns.characters
+    medians = [_median(characters[named & (speaker == each)]) for each in speakers]
     if max(medians) < RATIO_MIN * min(medians):
         return roles
-    wordy = columns.speaker == speakers[int(np.argmax(medians))]
+    wordy = speaker == speakers[int(np.argmax(medians))]
     return np.where(wordy & (roles == UNKNOWN), np.int8(ASSISTANT), roles)
 
 

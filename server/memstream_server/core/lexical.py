@@ -332,7 +332,8 @@ class LexicalIndex:
         of_several: WordStatistics | None = None,
         inside: Floats | None = None,
     ) -> _Weighed:
-        if len(self) >= _GATHER_MAX or terms * len(self) > _CELLS_MAX:
+        size = len(self)
+        if size >= _GATHER_MAX or terms * size > _CELLS_MAX:
             return self._scatter_terms(found, terms, norms, of_several)
         return self._gather_windows(self._gather_counts(found, terms) if inside is None else inside, norms, of_several)
 
@@ -359,7 +360,9 @@ class LexicalIndex:
 
     def _gather_counts(self, found: _Found, terms: int) -> Floats:
         """(terms, n) counts in the windows."""
-        held = self._count_matrix(found, terms)
+        which, slots, alone = found
+        held = np.zeros((terms, len(self) + 1), np.float32)  # the last column is 0, for NOBODY
+        held[which, slots] = alone
         counts: Floats = held[:, :-1] + held.take(self._neighbours.windows(), axis=1, mode="wrap") @ SHARES
         return counts
 
@@ -405,13 +408,6 @@ class LexicalIndex:
             shares = counts[start : start + _SCATTERED_AT_ONCE, None] * SHARES
             np.add.at(inside, near.ravel(), shares.ravel())
         inside[lonely] += around
-
-    def _count_matrix(self, found: _Found, terms: int) -> Floats:
-        """(terms, n + 1) counts; the last column is 0, for NOBODY."""
-        which, slots, counts = found
-        held = np.zeros((terms, len(self) + 1), np.float32)
-        held[which, slots] = counts
-        return held
 
 
 def _length_norm(lengths: npt.NDArray[np.number], mean: float, k1: float, b: float) -> Floats:

@@ -94,7 +94,8 @@ class Neighbours:
 
     def windows(self) -> npt.NDArray[np.int32]:
         """int32[n, 8]: four before, four after, the columns of SHARES; -1 for none. Rows of dead slots are empty."""
-        self.settle()
+        if self._dirty:
+            self.settle()
         return self._windows.view
 
     def previous(self) -> npt.NDArray[np.int32]:
@@ -103,12 +104,14 @@ class Neighbours:
 
     def before(self) -> npt.NDArray[np.int32]:
         """The live fragment before each in its session, of any length, NOBODY for none; NOBODY for dead slots."""
-        self.settle()
+        if self._dirty:
+            self.settle()
         return self._before.view
 
     def window_lengths(self) -> npt.NDArray[np.float64]:
         """Weighted terms per window, the fragment's own included, float64[n]; 0 for dead slots."""
-        self.settle()
+        if self._dirty:
+            self.settle()
         return self._window_lengths.view
 
     def lonely(self) -> Slots:
@@ -226,7 +229,7 @@ class Neighbours:
         held.open.append((slot, 0))
 
     def settle(self) -> None:
-        """Relink the sessions that are marked. Reads call it; an idle caller may call it earlier."""
+        """Relink the sessions that are marked. Reads call it if there are any; an idle caller may call it earlier."""
         if self._dirty:
             self._relink_sessions([self._sessions[session] for session in self._dirty])
             self._dirty.clear()

@@ -112,7 +112,7 @@ class Assessed:
             if start:
                 yield
             part = places[start : start + SCORED_PER_PART]
-            slots, relevance, cosines = (each[part].tolist() for each in (self.slots, self.relevance, self.cosines))
+            slots, relevance, cosines = [each[part].tolist() for each in (self.slots, self.relevance, self.cosines)]
             values = self.values[:, part].T.tolist()
             weights = self.weights[:, part].T.tolist() if shared is None else shared * len(slots)
             found += [

@@ -83,24 +83,20 @@ class Recollected(Struct, frozen=True, gc=False, eq=False):
 class _Rules(Struct, frozen=True):
     """The inputs of a decision other than the state."""
 
-    kind: MemoryKind
     policy: Policy
     similarity_min: float
     """The embedding model's, for policies without one."""
+    first: Tier
+    """The tier that an observation enters."""
+    enhanced: bool
+    goes_on: bool
+    """Whether short-term promotes to long-term: only in a hybrid memory."""
 
-    @property
-    def first(self) -> Tier:
-        return TIERS[self.kind][0]
 
-    @property
-    def enhanced(self) -> bool:
-        if self.kind is MemoryKind.HYBRID:
-            return self.policy.short_term.kind is ShortTermKind.ENHANCED
-        return self.kind is MemoryKind.ENHANCED_SHORT_TERM
-
-    def goes_on(self) -> bool:
-        """Whether short-term promotes to long-term: only in a hybrid memory."""
-        return self.kind is MemoryKind.HYBRID
+def _rules_of(kind: MemoryKind, policy: Policy, similarity_min: float) -> _Rules:
+    hybrid = kind is MemoryKind.HYBRID
+    enhanced = policy.short_term.kind is ShortTermKind.ENHANCED if hybrid else kind is MemoryKind.ENHANCED_SHORT_TERM
+    return _Rules(policy, similarity_min, TIERS[kind][0], enhanced, goes_on=hybrid)
 
 
 def observe(state: State, newcomer: Newcomer, policy: Policy, similarity_min: float) -> Transition:
@@ -109,7 +105,7 @@ def observe(state: State, newcomer: Newcomer, policy: Policy, similarity_min: fl
     `similarity_min`: the embedding model's, for policies without one. identity.py decides what is an echo or a
     repeat; neither adds anything, so no stored information is lost.
     """
-    draft, rules = Draft(state), _Rules(state.kind, policy, similarity_min)
+    draft, rules = Draft(state), _rules_of(state.kind, policy, similarity_min)
     fragment = newcomer.fragment
     recalled = newcomer.recalled if policy.short_term.echo_window_s > 0 else None
     if newcomer.corrects:
@@ -126,7 +122,7 @@ def recollect(state: State, recollections: Sequence[Recollected], policy: Policy
 
     The caller excludes fragments that were forgotten or removed since the recall: the state does not know them.
     """
-    draft, rules = Draft(state), _Rules(state.kind, policy, similarity_min)
+    draft, rules = Draft(state), _rules_of(state.kind, policy, similarity_min)
     if rules.enhanced:
         near = may_hit(state.short_term, [found.vector for found in recollections], policy.short_term, similarity_min)
         for place in near:
@@ -141,7 +137,7 @@ def recollect(state: State, recollections: Sequence[Recollected], policy: Policy
 
 def settle_held(state: State, policy: Policy, similarity_min: float) -> Transition:
     """Apply the capacities of a changed policy to the tiers."""
-    draft, rules = Draft(state), _Rules(state.kind, policy, similarity_min)
+    draft, rules = Draft(state), _rules_of(state.kind, policy, similarity_min)
     _pass_sensory(draft, rules)
     if rules.enhanced:
         _promote_ripe(draft, rules)
@@ -238,7 +234,7 @@ def _pass_sensory(draft: Draft, rules: _Rules) -> None:
         fragment = held.fragment
         if fragment.importance < rules.policy.sensory.threshold and not fragment.pinned:
             _remove_fragment(draft, fragment, EventType.FILTERED, Reason.BELOW_THRESHOLD)
-        elif rules.goes_on():
+        elif rules.goes_on:
             _admit_short_term(draft, rules, held)
         else:
             _remove_fragment(draft, fragment, EventType.DROPPED, Reason.NO_NEXT_TIER)
@@ -277,7 +273,7 @@ def _promote_ripe(draft: Draft, rules: _Rules) -> None:
         return
     draft.short_term = [held for held in draft.short_term if held.fragment.enhancement_count < threshold]
     for held in ripe:
-        if rules.goes_on() and rules.policy.reflection.insight_on_promotion:
+        if rules.goes_on and rules.policy.reflection.insight_on_promotion:
             draft.requests.append(_insight_request(held, rules))
         _promote_held(draft, rules, held)
 
@@ -296,7 +292,7 @@ def _evict_overflow(draft: Draft, rules: _Rules) -> None:
         held = draft.short_term.pop(_weakest_index(draft.short_term) if rules.enhanced else 0)
         draft.record_event(EventType.OVERFLOWED, held.fragment.id, from_tier=Tier.SHORT_TERM)
         drops = rules.enhanced and rules.policy.short_term.overflow is Overflow.DROP
-        if drops and not (held.fragment.pinned and rules.goes_on()):
+        if drops and not (held.fragment.pinned and rules.goes_on):
             _remove_fragment(draft, held.fragment, EventType.DROPPED, Reason.CAPACITY)
         else:
             _promote_held(draft, rules, held)
@@ -310,7 +306,7 @@ def _weakest_index(held: Sequence[Held]) -> int:
 
 def _promote_held(draft: Draft, rules: _Rules, held: Held) -> None:
     """Move to long-term, or drop if the kind has none. The caller has removed `held` from short-term."""
-    if not rules.goes_on():
+    if not rules.goes_on:
         _remove_fragment(draft, held.fragment, EventType.DROPPED, Reason.NO_NEXT_TIER)
         return
     fragment = _promoted_fragment(held, merge=rules.policy.short_term.merge_content)

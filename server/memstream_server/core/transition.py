@@ -164,9 +164,9 @@ class Draft:
         return Transition(
             state=state,
             events=tuple(self._events),
-            puts=tuple(fragment for id_, fragment in self._puts.items() if id_ not in self._removed),
+            puts=tuple([fragment for id_, fragment in self._puts.items() if id_ not in self._removed]),
             removed=tuple(self._removed),
             insight_requests=tuple(self.requests),
             reflect=self.reflect,
-            merged=tuple(id_ for id_ in self.merged if id_ not in self._removed),
+            merged=tuple([id_ for id_ in self.merged if id_ not in self._removed]),
         )

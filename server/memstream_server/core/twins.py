@@ -12,6 +12,7 @@ The values were chosen over five kinds of memories: see docs/decisions.md.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from memstream_server.core.rendering import is_question
@@ -60,13 +61,11 @@ def put_later_first(
     whether two ids are no twins by decision.
     """
     count = min(len(found), AMONG)
-    known: dict[int, Words | None] = {}
 
+    @functools.cache
     def read_words(at: int) -> Words | None:
         """The words of a result; None if it has no twins."""
-        if at not in known:
-            known[at] = words_of(found[at]) if may_have_twins(found[at]) else None
-        return known[at]
+        return words_of(found[at]) if may_have_twins(found[at]) else None
 
     order: list[int] = []
     later: dict[int, int] = {}

@@ -37,8 +37,10 @@ class PerNamespace(Generic[Cache]):
         """The cache of a namespace and kind. Raises what `make` raises."""
         key = (namespace, kind)
         with self._lock:
-            if self._last is not None:
-                self._count_entries(self._last)  # it may have grown since its last count
+            if self._last is not None:  # it may have grown since its last count
+                size = len(self._caches[self._last])
+                self._entries += size - self._counted[self._last]
+                self._counted[self._last] = size
             while self._entries > self._entries_max:
                 self._drop_oldest()
             cache = self._caches.get(key)
@@ -48,11 +50,6 @@ class PerNamespace(Generic[Cache]):
             self._caches.move_to_end(key)
             self._last = key
             return cache
-
-    def _count_entries(self, key: tuple[str, str]) -> None:
-        size = len(self._caches[key])
-        self._entries += size - self._counted[key]
-        self._counted[key] = size
 
     def _drop_oldest(self) -> None:
         key, _ = self._caches.popitem(last=False)

@@ -100,8 +100,10 @@ def tokens(text: str) -> list[str]:
     A word whose signs count (_SIGNED) keeps them. After the words, the ends of long numbers. The analyzer's input;
     `words` is the hashing embedder's, whose vectors are stored and must not change.
     """
-    plain = normalise_signs(text)
-    if _has_signs(plain):
+    plain = text if text.isascii() else _normalise_signs(text)
+    # Looking for signs takes a tenth of the time of looking for signed words.
+    may_be_signed = "+" in plain or "#" in plain or "&" in plain or _HAS_DOTTED.search(plain)
+    if may_be_signed or (not plain.isascii() and _HAS_EMOJI.search(plain)):
         parts = _SIGNED.split(plain)
         found = [word for at, part in enumerate(parts) for word in ((part,) if at % 2 else _find_tokens(part))]
     else:
@@ -109,13 +111,6 @@ def tokens(text: str) -> list[str]:
     if _NUMBER.search(plain):
         found += _number_ends(plain, found)
     return found
-
-
-def _has_signs(plain: str) -> bool:
-    """Whether there may be _SIGNED words; takes a tenth of the time of looking for them."""
-    if "+" in plain or "#" in plain or "&" in plain or _HAS_DOTTED.search(plain):
-        return True
-    return not plain.isascii() and _HAS_EMOJI.search(plain) is not None
 
 
 def _number_ends(plain: str, found: list[str]) -> list[str]:
@@ -134,13 +129,11 @@ def _find_tokens(plain: str) -> list[str]:
     return [piece for token in found for piece in (_split_pieces(token) if _HAS_PIECES.match(token) else (token,))]
 
 
-def normalise_signs(text: str) -> str:
+def _normalise_signs(text: str) -> str:
     """The text in NFKC with plain apostrophes, hyphens and digits, and without soft hyphens and joiners.
 
     The joiner inside a Persian word is a hyphen: writers leave it out, or write a space.
     """
-    if text.isascii():
-        return text
     # NFKC makes a hyphen of the non-breaking one. Three scans take a fiftieth of the time of str.translate.
     plain = unicodedata.normalize("NFKC", text)
     plain = plain.replace("\u2019", "'").replace("\u2010", "-").replace("\xad", "")

@@ -278,12 +278,13 @@ def make_part(
         for id_, reply in found.companions.items()
         if reply.id in known
     }
+    doubted = {one.id: suspicions.of(one.id) for one in found.results} if suspicions else {}
     recollections = [
         Recollection(
             known[scored.id],
             scored,
             folded=found.folded.get(scored.id, ()),
-            suspicions=suspicions.of(scored.id) if suspicions else (),
+            suspicions=doubted.get(scored.id, ()),
             companion=beside.get(scored.id),
         )
         for scored in found.results
