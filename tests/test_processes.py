@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -44,6 +46,24 @@ def test_failing_test_kills_its_program() -> None:
     with pytest.raises(ZeroDivisionError), run_process(SLEEPER) as child:
         raise ZeroDivisionError
     assert child.returncode == -signal.SIGKILL
+
+
+FORKING = """
+import signal
+from tests.support import forked
+forked.IMPORTED.clear()
+print(forked.ForkedProgram([], {}, "signal:pause").pid, flush=True)
+signal.pause()
+"""
+
+
+def test_forked_programs_end_with_a_killed_run() -> None:
+    with run_process((sys.executable, "-c", FORKING)) as run:
+        assert run.stdout is not None
+        forked = os.pidfd_open(int(run.stdout.readline()))
+        run.kill()
+        assert select.select([forked], [], [], 60)[0], "it still runs"
+        os.close(forked)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -166,6 +167,7 @@ def end_forks() -> None:
 
 
 def _run(program: str, words: list[str], environment: dict[str, str], streams: Sequence[Connection | None]) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     for number, stream in enumerate(streams):
         if stream is not None:
             os.dup2(stream.fileno(), number)
@@ -178,3 +180,11 @@ def _run(program: str, words: list[str], environment: dict[str, str], streams: S
     sys.argv = ["memstream", *words]
     module, _, function = program.partition(":")
     getattr(import_module(module), function)()
+
+
+def _end_with_parent() -> None:
+    """A run that was killed stops none of its servers; the process that forks them lives as long as they do."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
