@@ -12,9 +12,10 @@ import grpc.aio
 from memstream.argument_types import Count, Position
 from memstream.arguments import check_methods
 from memstream.channel import Link, MemoryPath, iterate_pages, new_request_id
+from memstream.filter_codec import filter_to_wire
 from memstream.following import Following
 from memstream.v1 import block_service_pb2 as pb
-from memstream.values import MetadataValue
+from memstream.values import Filter, MetadataValue
 from memstream.wiretypes import (
     duration_to_wire,
     encoding,
@@ -22,6 +23,30 @@ from memstream.wiretypes import (
     metadata_value_to_wire,
     optional_timestamp_from_wire,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class StandingAnswer:
+    """How a block keeps itself: the server recalls a question after commits, and writes the block from what it finds.
+
+    `limit` and `min_relevance` are None if the policy decides.
+    """
+
+    question: str
+    instructions: str
+    limit: int | None
+    min_relevance: float | None
+    filtered: bool
+    """Whether a filter says which memories may be found."""
+    min_interval: timedelta
+    citations: tuple[tuple[str, ...], ...]
+    """For each line of the text, the ids of the fragments that it follows from."""
+    model: str
+    """The LLM that wrote the text; empty: the text is what was found."""
+    revision: int
+    """The revision of the memory up to which the text is known to hold; 0: not written yet. From get and list alone."""
+    problem: str
+    """Why the text is not up to date; empty: nothing is wrong. From get and list alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +67,8 @@ class BlockInfo:
     principal: str
     """Who wrote it; empty without authentication."""
     hidden_characters: tuple[str, ...]
+    standing: StandingAnswer | None
+    """Set if the block keeps itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +160,61 @@ class Blocks:
         etag: str = "",
         absent: bool = False,
     ) -> BlockInfo:
-        """Writes a block; creates it if necessary. What is None stays; the same text again makes no version.
+        """Writes a block; creates it if necessary. What is None stays; the same text again makes no version. A block
+        that kept itself no longer does.
 
         max_tokens: refuse texts beyond so many tokens from now on; 0: no bound. absent: the block must not exist.
         """
         with encoding("block"):
-            request = pb.PutBlockRequest(
-                namespace=self._path.namespace,
-                memory=self._path.name,
-                block=name,
-                text=text,
-                max_tokens=max_tokens,
-                request_id=new_request_id(),
+            request = self._make_put(name, max_tokens)
+            request.text = text
+        return await self._put(request, metadata, etag, absent)
+
+    async def keep(
+        self,
+        name: str,
+        question: str,
+        *,
+        instructions: str = "",
+        filter: Filter | None = None,
+        limit: Count | None = None,
+        min_relevance: float | None = None,
+        min_interval: timedelta | None = None,
+        max_tokens: Count | None = None,
+        metadata: Mapping[str, MetadataValue] | None = None,
+        etag: str = "",
+        absent: bool = False,
+    ) -> BlockInfo:
+        """Lets a block keep itself; creates it if necessary. The server recalls the question after commits, and writes
+        the block again when what it finds has changed: with an LLM its answer, else the memories, a line for each.
+
+        instructions: how an LLM is to write. min_interval: between two versions, unless a memory that the text was made
+        of is gone or has changed; 10 s if None. The other arguments are those of `put` and `recall_once`.
+        """
+        with encoding("block"):
+            request = self._make_put(name, max_tokens)
+            asked = pb.StandingQuestion(
+                text=question, instructions=instructions, limit=limit, min_relevance=min_relevance
             )
+            if filter is not None:
+                asked.filter.CopyFrom(filter_to_wire(filter))
+            if min_interval is not None:
+                asked.min_interval.CopyFrom(duration_to_wire(min_interval))
+            request.standing.CopyFrom(asked)
+        return await self._put(request, metadata, etag, absent)
+
+    def _make_put(self, name: str, max_tokens: int | None) -> pb.PutBlockRequest:
+        return pb.PutBlockRequest(
+            namespace=self._path.namespace,
+            memory=self._path.name,
+            block=name,
+            max_tokens=max_tokens,
+            request_id=new_request_id(),
+        )
+
+    async def _put(
+        self, request: pb.PutBlockRequest, metadata: Mapping[str, MetadataValue] | None, etag: str, absent: bool
+    ) -> BlockInfo:
         if metadata is not None:
             request.metadata.SetInParent()
             for key, value in metadata.items():
@@ -269,4 +338,21 @@ def _read_fields(wire: pb.Block) -> dict[str, Any]:
         "update_time": optional_timestamp_from_wire(wire.update_time, wire.HasField("update_time")),
         "principal": wire.principal,
         "hidden_characters": tuple(wire.hidden_characters),
+        "standing": _read_standing(wire.standing) if wire.HasField("standing") else None,
     }
+
+
+def _read_standing(wire: pb.StandingAnswer) -> StandingAnswer:
+    asked = wire.question
+    return StandingAnswer(
+        question=asked.text,
+        instructions=asked.instructions,
+        limit=asked.limit if asked.HasField("limit") else None,
+        min_relevance=asked.min_relevance if asked.HasField("min_relevance") else None,
+        filtered=asked.HasField("filter"),
+        min_interval=asked.min_interval.ToTimedelta(),
+        citations=tuple(tuple(line.fragment_ids) for line in wire.citations),
+        model=wire.model,
+        revision=wire.revision,
+        problem=wire.problem,
+    )

@@ -15,7 +15,7 @@ from memstream.answer_values import (
 )
 from memstream.argument_types import LocalSetting
 from memstream.backoff import Retry
-from memstream.blocks import Block, BlockChange, BlockInfo, Blocks, BlockWatch
+from memstream.blocks import Block, BlockChange, BlockInfo, Blocks, BlockWatch, StandingAnswer
 from memstream.channel import Tls
 from memstream.client import Client, connect
 from memstream.codec import Observable
@@ -350,6 +350,7 @@ __all__ = [
     "ShortTermPolicy",
     "ShuttingDown",
     "SimilarityRule",
+    "StandingAnswer",
     "StandingQuery",
     "State",
     "StateKey",

@@ -14,7 +14,7 @@ from memstream.arguments import check_methods
 from memstream.blocks import Block, BlockChange, BlockInfo
 from memstream.sync.bases import Handle, Iterated
 from memstream.sync.loop import LOOP
-from memstream.values import MetadataValue
+from memstream.values import Filter, MetadataValue
 
 
 @check_methods
@@ -40,11 +40,49 @@ class Blocks(Handle):
         etag: str = "",
         absent: bool = False,
     ) -> BlockInfo:
-        """Writes a block; creates it if necessary. What is None stays; the same text again makes no version.
+        """Writes a block; creates it if necessary. What is None stays; the same text again makes no version. A block
+        that kept itself no longer does.
 
         max_tokens: refuse texts beyond so many tokens from now on; 0: no bound. absent: the block must not exist.
         """
         return LOOP.run(self._inner.put(name, text, max_tokens=max_tokens, metadata=metadata, etag=etag, absent=absent))
+
+    def keep(
+        self,
+        name: str,
+        question: str,
+        *,
+        instructions: str = "",
+        filter: Filter | None = None,
+        limit: Count | None = None,
+        min_relevance: float | None = None,
+        min_interval: timedelta | None = None,
+        max_tokens: Count | None = None,
+        metadata: Mapping[str, MetadataValue] | None = None,
+        etag: str = "",
+        absent: bool = False,
+    ) -> BlockInfo:
+        """Lets a block keep itself; creates it if necessary. The server recalls the question after commits, and writes
+        the block again when what it finds has changed: with an LLM its answer, else the memories, a line for each.
+
+        instructions: how an LLM is to write. min_interval: between two versions, unless a memory that the text was made
+        of is gone or has changed; 10 s if None. The other arguments are those of `put` and `recall_once`.
+        """
+        return LOOP.run(
+            self._inner.keep(
+                name,
+                question,
+                instructions=instructions,
+                filter=filter,
+                limit=limit,
+                min_relevance=min_relevance,
+                min_interval=min_interval,
+                max_tokens=max_tokens,
+                metadata=metadata,
+                etag=etag,
+                absent=absent,
+            )
+        )
 
     def get(self, name: str, *, version: Position = 0) -> Block:
         """Reads a block, or an earlier version of it."""

@@ -22,6 +22,135 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class StandingQuestion(_message.Message):
+    """A question to the memory, of which a block has the answer: a standing answer. The server recalls the question after
+    commits, and writes the block again when what it finds has changed: with an LLM its answer, else the memories that it
+    finds, a line for each. When a memory that the text was made of is erased, the text and the versions that were made of
+    it are erased in the same transaction.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    INSTRUCTIONS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    MIN_RELEVANCE_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    MIN_INTERVAL_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """What is recalled, as RecallQuery.text."""
+    instructions: _builtins.str
+    """How an LLM is to write the answer: language, form, what matters. Without an LLM it has no effect."""
+    limit: _builtins.int
+    """Most memories that the answer is made of, 1 to `Limits.recall_limit_max`. Unset: by policy."""
+    min_relevance: _builtins.float
+    """Minimum relevance, in [0, 1]. Unset: by policy."""
+    @_builtins.property
+    def filter(self) -> _fragment_pb2.FragmentFilter:
+        """Which memories may be found."""
+
+    @_builtins.property
+    def min_interval(self) -> _duration_pb2.Duration:
+        """At least this long between two versions, from 0 to 1 day. A text that was made of a memory that is forgotten,
+        superseded or changed is written again at once. Unset: 10 s.
+        """
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        instructions: _builtins.str = ...,
+        limit: _builtins.int | None = ...,
+        min_relevance: _builtins.float | None = ...,
+        filter: _fragment_pb2.FragmentFilter | None = ...,
+        min_interval: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_min_relevance", b"_min_relevance", "filter", b"filter", "limit", b"limit", "min_interval", b"min_interval", "min_relevance", b"min_relevance"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_min_relevance", b"_min_relevance", "filter", b"filter", "instructions", b"instructions", "limit", b"limit", "min_interval", b"min_interval", "min_relevance", b"min_relevance", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
+    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    _WhichOneofReturnType__min_relevance: _TypeAlias = _typing.Literal["min_relevance"]  # noqa: Y015
+    _WhichOneofArgType__min_relevance: _TypeAlias = _typing.Literal["_min_relevance", b"_min_relevance"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_relevance) -> _WhichOneofReturnType__min_relevance | None: ...
+
+Global___StandingQuestion: _TypeAlias = StandingQuestion  # noqa: Y015
+
+@_typing.final
+class LineCitation(_message.Message):
+    """What a line of a standing answer follows from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FRAGMENT_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def fragment_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The fragments."""
+
+    def __init__(
+        self,
+        *,
+        fragment_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment_ids", b"fragment_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LineCitation: _TypeAlias = LineCitation  # noqa: Y015
+
+@_typing.final
+class StandingAnswer(_message.Message):
+    """The state of a block that keeps itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUESTION_FIELD_NUMBER: _builtins.int
+    CITATIONS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model that wrote the text; empty: the text is what was found."""
+    revision: _builtins.int
+    """The revision of the memory up to which the text is known to hold; 0: it is not written yet. Only in answers of
+    GetBlock and ListBlocks.
+    """
+    problem: _builtins.str
+    """Why the text is not up to date: a model that does not answer, a quota. It is tried again. Empty: nothing is wrong.
+    Only in answers of GetBlock and ListBlocks.
+    """
+    @_builtins.property
+    def question(self) -> Global___StandingQuestion:
+        """The question."""
+
+    @_builtins.property
+    def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___LineCitation]:
+        """For each line of the text, what it follows from."""
+
+    def __init__(
+        self,
+        *,
+        question: Global___StandingQuestion | None = ...,
+        citations: _abc.Iterable[Global___LineCitation] | None = ...,
+        model: _builtins.str = ...,
+        revision: _builtins.int = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["citations", b"citations", "model", b"model", "problem", b"problem", "question", b"question", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StandingAnswer: _TypeAlias = StandingAnswer  # noqa: Y015
+
+@_typing.final
 class Block(_message.Message):
     """A version of a block."""
 
@@ -59,6 +188,7 @@ class Block(_message.Message):
     PRINCIPAL_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     HIDDEN_CHARACTERS_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, unique in the memory."""
     text: _builtins.str
@@ -89,6 +219,10 @@ class Block(_message.Message):
     def hidden_characters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Characters of text and metadata that are not shown, as `Fragment.hidden_characters`."""
 
+    @_builtins.property
+    def standing(self) -> Global___StandingAnswer:
+        """Set if the block keeps itself."""
+
     def __init__(
         self,
         *,
@@ -103,10 +237,11 @@ class Block(_message.Message):
         principal: _builtins.str = ...,
         tokens: _builtins.int = ...,
         hidden_characters: _abc.Iterable[_builtins.str] | None = ...,
+        standing: Global___StandingAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "standing", b"standing", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "etag", b"etag", "hidden_characters", b"hidden_characters", "max_tokens", b"max_tokens", "metadata", b"metadata", "name", b"name", "principal", b"principal", "text", b"text", "tokens", b"tokens", "update_time", b"update_time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "etag", b"etag", "hidden_characters", b"hidden_characters", "max_tokens", b"max_tokens", "metadata", b"metadata", "name", b"name", "principal", b"principal", "standing", b"standing", "text", b"text", "tokens", b"tokens", "update_time", b"update_time", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -172,6 +307,7 @@ class PutBlockRequest(_message.Message):
     ETAG_FIELD_NUMBER: _builtins.int
     ABSENT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """The namespace."""
     memory: _builtins.str
@@ -192,6 +328,12 @@ class PutBlockRequest(_message.Message):
     def metadata(self) -> Global___BlockMetadata:
         """All its metadata from now on; unset keeps it."""
 
+    @_builtins.property
+    def standing(self) -> Global___StandingQuestion:
+        """The block keeps itself from now on: `text` must be empty, and the present text stays until the first answer. Needs
+        the right to recall the memory, too. Unset: the block has `text`, and no longer keeps itself.
+        """
+
     def __init__(
         self,
         *,
@@ -204,10 +346,11 @@ class PutBlockRequest(_message.Message):
         etag: _builtins.str = ...,
         absent: _builtins.bool = ...,
         request_id: _builtins.str = ...,
+        standing: Global___StandingQuestion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "absent", b"absent", "etag", b"etag", "max_tokens", b"max_tokens", "metadata", b"metadata", "precondition", b"precondition"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "absent", b"absent", "etag", b"etag", "max_tokens", b"max_tokens", "metadata", b"metadata", "precondition", b"precondition", "standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "absent", b"absent", "block", b"block", "etag", b"etag", "max_tokens", b"max_tokens", "memory", b"memory", "metadata", b"metadata", "namespace", b"namespace", "precondition", b"precondition", "request_id", b"request_id", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "absent", b"absent", "block", b"block", "etag", b"etag", "max_tokens", b"max_tokens", "memory", b"memory", "metadata", b"metadata", "namespace", b"namespace", "precondition", b"precondition", "request_id", b"request_id", "standing", b"standing", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015

@@ -30,6 +30,8 @@ class BlockServiceStub(object):
     keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
     blocks, deleting it deletes them, a clone has none.
 
+    A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
+
     Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
     write `agent/joy#persona`: namespace, memory, block.
     """
@@ -82,12 +84,15 @@ class BlockServiceServicer(object):
     keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
     blocks, deleting it deletes them, a clone has none.
 
+    A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
+
     Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
     write `agent/joy#persona`: namespace, memory, block.
     """
 
     def PutBlock(self, request, context):
-        """Writes a block; creates it if necessary. A call that changes nothing makes no version.
+        """Writes a block, or the question by which it keeps itself; creates it if necessary. A call that changes nothing makes
+        no version.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,7 +120,7 @@ class BlockServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def EditBlock(self, request, context):
-        """Changes a block's text: append, replace, insert.
+        """Changes a block's text: append, replace, insert. A block that keeps itself is not edited.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -187,6 +192,8 @@ class BlockService(object):
     """Blocks of memories: a persona, a profile, a task. A block belongs to a memory, is written as a whole or edited, and
     keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
     blocks, deleting it deletes them, a clone has none.
+
+    A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
 
     Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
     write `agent/joy#persona`: namespace, memory, block.

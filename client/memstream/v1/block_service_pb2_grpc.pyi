@@ -31,6 +31,8 @@ class BlockServiceStub:
     keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
     blocks, deleting it deletes them, a clone has none.
 
+    A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
+
     Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
     write `agent/joy#persona`: namespace, memory, block.
     """
@@ -40,7 +42,9 @@ class BlockServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> BlockServiceAsyncStub: ...
     PutBlock: _grpc.UnaryUnaryMultiCallable[_block_service_pb2.PutBlockRequest, _block_service_pb2.PutBlockResponse]
-    """Writes a block; creates it if necessary. A call that changes nothing makes no version."""
+    """Writes a block, or the question by which it keeps itself; creates it if necessary. A call that changes nothing makes
+    no version.
+    """
     GetBlock: _grpc.UnaryUnaryMultiCallable[_block_service_pb2.GetBlockRequest, _block_service_pb2.GetBlockResponse]
     """Reads a block, or an earlier version of it."""
     ListBlocks: _grpc.UnaryUnaryMultiCallable[_block_service_pb2.ListBlocksRequest, _block_service_pb2.ListBlocksResponse]
@@ -48,7 +52,7 @@ class BlockServiceStub:
     ListBlockVersions: _grpc.UnaryUnaryMultiCallable[_block_service_pb2.ListBlockVersionsRequest, _block_service_pb2.ListBlockVersionsResponse]
     """Lists the versions of a block that are kept, the latest first."""
     EditBlock: _grpc.UnaryUnaryMultiCallable[_block_service_pb2.EditBlockRequest, _block_service_pb2.EditBlockResponse]
-    """Changes a block's text: append, replace, insert."""
+    """Changes a block's text: append, replace, insert. A block that keeps itself is not edited."""
     DeleteBlock: _grpc.UnaryUnaryMultiCallable[_block_service_pb2.DeleteBlockRequest, _block_service_pb2.DeleteBlockResponse]
     """Deletes a block with all of its versions for good."""
     WatchBlocks: _grpc.UnaryStreamMultiCallable[_block_service_pb2.WatchBlocksRequest, _block_service_pb2.WatchBlocksResponse]
@@ -63,13 +67,17 @@ class BlockServiceAsyncStub(BlockServiceStub):
     keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
     blocks, deleting it deletes them, a clone has none.
 
+    A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
+
     Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
     write `agent/joy#persona`: namespace, memory, block.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     PutBlock: _aio.UnaryUnaryMultiCallable[_block_service_pb2.PutBlockRequest, _block_service_pb2.PutBlockResponse]  # type: ignore[assignment]
-    """Writes a block; creates it if necessary. A call that changes nothing makes no version."""
+    """Writes a block, or the question by which it keeps itself; creates it if necessary. A call that changes nothing makes
+    no version.
+    """
     GetBlock: _aio.UnaryUnaryMultiCallable[_block_service_pb2.GetBlockRequest, _block_service_pb2.GetBlockResponse]  # type: ignore[assignment]
     """Reads a block, or an earlier version of it."""
     ListBlocks: _aio.UnaryUnaryMultiCallable[_block_service_pb2.ListBlocksRequest, _block_service_pb2.ListBlocksResponse]  # type: ignore[assignment]
@@ -77,7 +85,7 @@ class BlockServiceAsyncStub(BlockServiceStub):
     ListBlockVersions: _aio.UnaryUnaryMultiCallable[_block_service_pb2.ListBlockVersionsRequest, _block_service_pb2.ListBlockVersionsResponse]  # type: ignore[assignment]
     """Lists the versions of a block that are kept, the latest first."""
     EditBlock: _aio.UnaryUnaryMultiCallable[_block_service_pb2.EditBlockRequest, _block_service_pb2.EditBlockResponse]  # type: ignore[assignment]
-    """Changes a block's text: append, replace, insert."""
+    """Changes a block's text: append, replace, insert. A block that keeps itself is not edited."""
     DeleteBlock: _aio.UnaryUnaryMultiCallable[_block_service_pb2.DeleteBlockRequest, _block_service_pb2.DeleteBlockResponse]  # type: ignore[assignment]
     """Deletes a block with all of its versions for good."""
     WatchBlocks: _aio.UnaryStreamMultiCallable[_block_service_pb2.WatchBlocksRequest, _block_service_pb2.WatchBlocksResponse]  # type: ignore[assignment]
@@ -91,6 +99,8 @@ class BlockServiceServicer(metaclass=_abc_1.ABCMeta):
     keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
     blocks, deleting it deletes them, a clone has none.
 
+    A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
+
     Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
     write `agent/joy#persona`: namespace, memory, block.
     """
@@ -101,7 +111,9 @@ class BlockServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _block_service_pb2.PutBlockRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_block_service_pb2.PutBlockResponse, _abc.Awaitable[_block_service_pb2.PutBlockResponse]]:
-        """Writes a block; creates it if necessary. A call that changes nothing makes no version."""
+        """Writes a block, or the question by which it keeps itself; creates it if necessary. A call that changes nothing makes
+        no version.
+        """
 
     @_abc_1.abstractmethod
     def GetBlock(
@@ -133,7 +145,7 @@ class BlockServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _block_service_pb2.EditBlockRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_block_service_pb2.EditBlockResponse, _abc.Awaitable[_block_service_pb2.EditBlockResponse]]:
-        """Changes a block's text: append, replace, insert."""
+        """Changes a block's text: append, replace, insert. A block that keeps itself is not edited."""
 
     @_abc_1.abstractmethod
     def DeleteBlock(

@@ -218,6 +218,14 @@ class RecordedInsights:
         with self._recorder:
             return await self._insights.reflect(question, texts, count, account)
 
+    async def answer(
+        self, question: str, instructions: str, texts: Sequence[str], tokens: int, account: Account | None = None
+    ) -> list[tuple[str, tuple[int, ...]]]:
+        if not texts:  # no call
+            return []
+        with self._recorder:
+            return await self._insights.answer(question, instructions, texts, tokens, account)
+
 
 class RecordedConflictJudge:
     """A judge of conflicts with recorded calls. An unclear answer is a success."""

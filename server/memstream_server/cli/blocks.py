@@ -32,8 +32,12 @@ _SHOWN = 100
     metavar="LINE TEXT",
     help="Add lines after LINE; 0: before the first.",
 )
+@click.option("--keep", "question", metavar="QUESTION", help="Let the block keep itself: its text answers QUESTION.")
+@click.option("--instructions", default="", help="With --keep: how an LLM is to write the answer.")
 @click.option(
-    "--max-tokens", type=click.IntRange(min=0), help="With --put: tokens that the text may have; 0: no bound."
+    "--max-tokens",
+    type=click.IntRange(min=0),
+    help="With --put and --keep: tokens that the text may have; 0: no bound.",
 )
 @click.option("--etag", default="", help="Write only if the block has this etag.")
 @click.option("--versions", "shows_versions", is_flag=True, help="Show the versions that are kept, the latest first.")
@@ -47,6 +51,8 @@ def blocks_command(
     lines: str | None,
     parts: tuple[str, str] | None,
     insertion: tuple[int, str] | None,
+    question: str | None,
+    instructions: str,
     max_tokens: int | None,
     etag: str,
     shows_versions: bool,
@@ -62,6 +68,7 @@ def blocks_command(
       memstream blocks agents/joy#persona --put "I am Joy."
       memstream blocks agents/joy#persona --replace Joy Jo
       memstream blocks agents/joy#persona --versions
+      memstream blocks agents/joy#profile --keep "Who is Bob?" --max-tokens 200
     """
     memory, _, name = where.partition("#")
     chosen = [
@@ -69,16 +76,19 @@ def blocks_command(
         lines is not None,
         bool(parts),
         bool(insertion),
+        question is not None,
         shows_versions,
         version is not None,
         deletes,
     ]
     if sum(chosen) > 1:
-        raise Misuse("give one of --put, --append, --replace, --insert, --versions, --version and --delete")
+        raise Misuse("give one of --put, --append, --replace, --insert, --keep, --versions, --version and --delete")
     if any(chosen) and not name:
         raise Misuse("name a block: NAMESPACE/MEMORY#BLOCK")
-    if max_tokens is not None and text is None:
-        raise Misuse("--max-tokens goes with --put")
+    if max_tokens is not None and text is None and question is None:
+        raise Misuse("--max-tokens goes with --put and --keep")
+    if instructions and question is None:
+        raise Misuse("--instructions goes with --keep")
     place = _Place(server, memory, name, as_json)
     if text is not None:
         whole = sys.stdin.read() if text == "-" else text
@@ -89,6 +99,11 @@ def blocks_command(
         place.write(lambda blocks: blocks.replace(name, *parts, etag=etag))
     elif insertion:
         place.write(lambda blocks: blocks.insert(name, *insertion, etag=etag))
+    elif question is not None:
+        asked = question
+        place.write(
+            lambda blocks: blocks.keep(name, asked, instructions=instructions, max_tokens=max_tokens, etag=etag)
+        )
     elif deletes:
         place.delete(etag)
     elif name and not shows_versions:
@@ -115,7 +130,8 @@ class _Place:
             print_json(found)
         else:
             bound = f" of {found.max_tokens:,}" if found.max_tokens else ""
-            print_line(f"{self.memory}#{found.name} is version {found.version}, {found.tokens:,}{bound} tokens")
+            kept = ", keeps itself" if found.standing is not None else ""
+            print_line(f"{self.memory}#{found.name} is version {found.version}, {found.tokens:,}{bound} tokens{kept}")
 
     def delete(self, etag: str) -> None:
         async def run(client: Client) -> bool:
@@ -136,6 +152,8 @@ class _Place:
             print_json(found)
         else:
             print_line(found.text)
+            if found.standing is not None and found.standing.problem:
+                print_line(f"not up to date: {found.standing.problem}", err=True)
 
     def list_rows(self) -> None:
         grid = create_table(

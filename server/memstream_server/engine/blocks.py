@@ -6,11 +6,12 @@ Blocks need no actor: each write is one transaction that sees the present block,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from memstream_server.core.blocks import Edit, EditRefused, apply_edit, check_size
+from memstream_server.core.budget import estimated_tokens
 from memstream_server.core.values import Metadata
 from memstream_server.engine.background.task import wait_for_news
 from memstream_server.engine.errors import (
@@ -39,6 +40,10 @@ from memstream_server.ports.blocks import (
     MemoryName,
     NoBlock,
     NoMemory,
+    SourcesChanged,
+    StandingAnswer,
+    StandingQuestion,
+    StandingState,
     Writing,
 )
 from memstream_server.ports.conversations import AnswerOf
@@ -55,15 +60,22 @@ class BlockPut:
     text: str
     max_tokens: int | None = None
     metadata: Metadata | None = None
+    standing: StandingQuestion | None = None
+    """The block keeps itself, and `text` is empty."""
 
     def content_after(self, old: Block | None) -> BlockContent:
         """The content of the block that it makes."""
         before = BlockContent("") if old is None else old.content
-        return BlockContent(
-            self.text,
-            before.max_tokens if self.max_tokens is None else self.max_tokens,
-            before.metadata if self.metadata is None else self.metadata,
-        )
+        most = before.max_tokens if self.max_tokens is None else self.max_tokens
+        metadata = before.metadata if self.metadata is None else self.metadata
+        if self.standing is None:
+            return BlockContent(self.text, most, metadata)
+        answer = before.standing or StandingAnswer(self.standing)
+        if (answer.question, before.max_tokens) != (self.standing, most):  # what it was made of stays known
+            answer = replace(answer, question=self.standing, digest=b"")
+        fits = not most or estimated_tokens(before.text) <= most
+        text, answer = (before.text, answer) if fits else ("", replace(answer, citations=(), sources=()))
+        return BlockContent(text, most, metadata, answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +104,8 @@ class Blocks:
         self._clock = clock
         self._quiet_s = quiet_s
         self._limits = limits
+        self.on_question: Callable[[], None] | None = None
+        """Called when a block begins to keep itself."""
         self._waiting: set[_Waiter] = set()
         self._writing: set[asyncio.Task[Any]] = set()
 
@@ -120,7 +134,10 @@ class Blocks:
             self._check_text(content)
             return content
 
-        return await self._write(name, decide, answer)
+        block = await self._write(name, decide, answer)
+        if given.standing is not None and self.on_question is not None:
+            self.on_question()
+        return block
 
     async def edit(self, name: BlockName, edit: Edit, version: int | None, answer: AnswerOf[Block] = None) -> Block:
         """Change the text of a block."""
@@ -129,11 +146,31 @@ class Blocks:
             _check_version(name, old, version)
             if old is None:
                 raise NoBlock(f"there is no block {name}", name)
+            if old.content.standing is not None:
+                raise EditRefused("edit", "is of a block that keeps itself: change its question, or put a text")
             content = BlockContent(apply_edit(old.content.text, edit), old.content.max_tokens, old.content.metadata)
             self._check_text(content)
             return content
 
         return await self._write(name, decide, answer)
+
+    async def renew(
+        self, name: BlockName, old: Block, content: BlockContent, sources: Mapping[str, str], state: StandingState
+    ) -> Block:
+        """Write the text of a block that keeps itself, made of `sources` (contents by id), if neither the block nor one
+        of them has changed. Raises EtagMismatch."""
+
+        def decide(present: Block | None) -> BlockContent:
+            _check_version(name, present, old.version)
+            self._check_text(content)
+            return content
+
+        await check_bytes(self._journal, self._limits, name.of.namespace)
+        limits = self._limits
+        writing = Writing(
+            self._clock.now_us(), old.principal, limits.memory_blocks_max, limits.block_versions_max, state, sources
+        )
+        return await self._notify_after(name.of, self._store.write_block(name, decide, writing))
 
     async def delete(self, name: BlockName, version: int | None, answer: AnswerOf[bool] = None) -> bool:
         """Delete all versions for good; whether there was a block."""
@@ -221,6 +258,8 @@ async def _map_errors(work: Awaitable[T], blocks_max: int = 0) -> T:
         ) from error
     except NoBlock as error:
         raise BlockNotFound(str(error), block=error.block.name) from error
+    except SourcesChanged as error:
+        raise EtagMismatch(f"{error}: read again, then decide", etag="") from error
     except BlockDiffers as error:
         raise EtagMismatch(f"{error}: read again, then decide", etag=error.version) from error
     except EditRefused as error:

@@ -23,6 +23,7 @@ from memstream_server.engine.background.indexer import Indexer
 from memstream_server.engine.background.jobs import Jobs
 from memstream_server.engine.background.missing_vectors import MissingVectors
 from memstream_server.engine.background.retention import Retention
+from memstream_server.engine.background.standing_blocks import StandingBlocks
 from memstream_server.engine.blocks import Blocks
 from memstream_server.engine.conflicts import Conflicts
 from memstream_server.engine.errors import (
@@ -134,6 +135,9 @@ class Engine:
         self.purging = Purging(self.operations, self._retention, self._registry)
         self.memories = Memories(storage, models, runtime, self._registry, self._handle_deleted)
         self.blocks = Blocks(storage.blocks, storage.journal, runtime.clock, storage.poll_interval_s, runtime.limits)
+        self._standing_blocks = StandingBlocks(
+            storage, models, runtime, self._registry, self._recaller, self.blocks, insight_model
+        )
         self.conflicts = Conflicts(storage, runtime, self._registry)
         self.fragments = Fragments(storage, models, runtime, self._registry)
         self.feeds = Feeds(storage, runtime, self.fragments)
@@ -173,6 +177,7 @@ class Engine:
         self._retention.start()
         self._compaction.start()
         self.feeds.start()
+        self._standing_blocks.start()
         self._enforcing_bounds = asyncio.create_task(self._enforce_bounds())
         await self.transfers.start()
         if self.ownership.shared:
@@ -222,6 +227,7 @@ class Engine:
         await self._retention.stop()
         await self._compaction.stop()
         await self.feeds.stop()
+        await self._standing_blocks.stop()
         await self._missing_vectors.stop()
         await self._jobs.stop()
         await self.scopes.stop()
@@ -482,6 +488,8 @@ class Engine:
         self._indexer.notify_rows(len(commit.index))
         if commit.jobs:
             self._jobs.notify_jobs()
+        if uid in self._standing_blocks.memories:
+            self._standing_blocks.notify()
         actor = self._registry.peek(uid)
         if actor is not None:
             self._reinforcement.keep_vectors(actor, before, commit.rows)

@@ -7,15 +7,18 @@ Contract:
 - A write is one transaction with the memory's present block: of two writers one decides first, the other one sees its
   block. `decide` runs inside the transaction, and may run twice.
 - A write that changes nothing makes no version.
+- A version that was made of fragments (`StandingAnswer.sources`) is erased by the commit that erases one of them; the
+  present one then has no text. No later write brings such a text back: it compares its sources in its transaction.
 - Blocks end with their memory. A write needs no owner of the memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from memstream_server.core.filters import EVERYTHING, Filter
 from memstream_server.core.values import Metadata
 from memstream_server.ports.conversations import AnswerOf
 from memstream_server.ports.journal.errors import JournalError
@@ -71,6 +74,63 @@ class BlocksFull(JournalError):
     """The memory has as many blocks as are allowed."""
 
 
+class SourcesChanged(JournalError):
+    """A fragment that the text was made of is gone, or has other words."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandingQuestion:
+    """What a block that keeps itself is the answer to. None takes the policy's value."""
+
+    text: str
+    instructions: str = ""
+    limit: int | None = None
+    min_relevance: float | None = None
+    min_interval_us: int = 0
+    """Between two versions, unless the earlier one has become wrong."""
+    filter: Filter = EVERYTHING
+    filter_message: bytes = b""
+    """The filter as the client sent it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandingAnswer:
+    """What a version of a block that keeps itself was made of."""
+
+    question: StandingQuestion
+    citations: tuple[tuple[str, ...], ...] = ()
+    """Ids of fragments, for each line of the text."""
+    sources: tuple[str, ...] = ()
+    """Ids of all fragments that the text was made of, cited or not."""
+    digest: bytes = b""
+    """Of what it was made of; empty: not written yet."""
+    model: str = ""
+    """The LLM that wrote it; empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandingState:
+    """How far a block that keeps itself is."""
+
+    revision: int = -1
+    """Of the memory, at which the text held; -1: not known to hold."""
+    rest_us: int = 0
+    """No commit makes it due before this time,"""
+    look_us: int | None = None
+    """and it is due at this time without one."""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DueBlocks:
+    """Blocks that keep themselves and whose question is to be recalled."""
+
+    each: tuple[tuple[str, str], ...]
+    """(uid of the memory, name of the block)."""
+    next_us: int | None
+    """When another one will be due, if nothing is committed until then."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockContent:
     """What a write sets."""
@@ -79,6 +139,8 @@ class BlockContent:
     max_tokens: int = 0
     """The text has at most so many tokens; 0: no bound."""
     metadata: Metadata = ()
+    standing: StandingAnswer | None = None
+    """The block keeps itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +155,9 @@ class Block:
     update_time_us: int
     """Of this version."""
     principal: str = ""
-    """Who wrote it."""
+    """Who wrote it; of a standing answer, who asked."""
+    state: StandingState | None = None
+    """Of a present version that keeps itself, where it is read as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +169,10 @@ class Writing:
     blocks_max: int
     versions_max: int
     """Of one block, the present one included."""
+    state: StandingState | None = None
+    """Of a block that keeps itself, after the write; None: it is due."""
+    sources: Mapping[str, str] | None = None
+    """The contents by id that the text was made of."""
 
 
 Decide = Callable[[Block | None], BlockContent]
@@ -137,7 +205,19 @@ class BlockStore(Protocol):
     async def write_block(
         self, name: BlockName, decide: Decide, writing: Writing, answer: AnswerOf[Block] = None
     ) -> Block:
-        """The present version afterwards. Raises BlocksFull, and what `decide` raises."""
+        """The present version afterwards. Raises BlocksFull, SourcesChanged, and what `decide` raises."""
+        ...
+
+    async def find_due(self, now_us: int, limit: int) -> DueBlocks:
+        """Blocks that keep themselves, in memories whose revision has risen since, or at their time."""
+        ...
+
+    async def list_standing(self) -> frozenset[str]:
+        """Uids of memories with blocks that keep themselves."""
+        ...
+
+    async def set_state(self, uid: str, name: str, state: StandingState) -> None:
+        """How far a block is; nothing if it does not keep itself. Its revision never falls."""
         ...
 
     async def add_versions(self, uid: str, versions: Sequence[Block], versions_max: int, last: int = 0) -> None:

@@ -172,6 +172,12 @@ class Insights(Protocol):
         """(insight, indexes in `texts` of the evidence that it cites)."""
         ...
 
+    async def answer(
+        self, question: str, instructions: str, texts: Sequence[str], tokens: int, account: Account | None = None
+    ) -> list[tuple[str, tuple[int, ...]]]:
+        """The answer to a question in about so many tokens: (statement, indexes in `texts` of what it follows from)."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Statement:

@@ -16,16 +16,19 @@ from memstream_server.core.budget import estimated_tokens
 from memstream_server.core.printable import list_hidden, number_text
 from memstream_server.engine.blocks import BlockChanges, BlockPut
 from memstream_server.engine.errors import CursorVoid
-from memstream_server.ports.blocks import Block, BlockName, MemoryName
+from memstream_server.ports.blocks import Block, BlockName, MemoryName, StandingAnswer, StandingQuestion
 from memstream_server.ports.conversations import AnswerOf
 from memstream_server.rpc import page_tokens, validation
+from memstream_server.rpc.access.caller import Verb, caller_may
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import WatcherStalled
 from memstream_server.rpc.idempotency import IdempotentCall, idempotent_call, respond_once
 from memstream_server.rpc.limits import RequestLimits, encode_fitting
+from memstream_server.rpc.scopes import CallerRights
 from memstream_server.rpc.slow_consumer import end_if_stalled, follow_changes, read_progress_s
 from memstream_server.rpc.validation import Violations, check_bounds, check_identifier, check_name, memory_name
-from memstream_server.rpc.wire import scalars
+from memstream_server.rpc.wire import observations, scalars
+from memstream_server.rpc.wire.filters import read_filter
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
@@ -37,6 +40,8 @@ KNOWN_MAX = 1_024
 """Blocks that a watch names; no setting allows more in a memory."""
 TOKENS_MAX = 2**31 - 1
 _ETAG_CHARS_MAX = 10
+_INTERVAL_DEFAULT_US = 10_000_000
+_INTERVAL_MAX_S = 86_400
 
 
 class BlockService:
@@ -60,8 +65,13 @@ class BlockService:
             version = _read_etag(found, request.etag)
         elif request.absent:
             version = 0
+        standing = self._read_question(found, request) if request.HasField("standing") else None
         self._check_request(found, request.request_id)
-        put = BlockPut(request.text, max_tokens, metadata)
+        if standing is not None:
+            record = await self._engine.memories.get(name.of.namespace, name.of.memory)
+            if not caller_may(Verb.RECALL, name.of.namespace, record.labels):
+                raise CallerRights().refuse(name.of.namespace, name.of.memory)
+        put = BlockPut(request.text, max_tokens, metadata, standing)
         return await self._respond_once(
             request,
             pb.PutBlockResponse,
@@ -163,6 +173,30 @@ class BlockService:
         memory = MemoryName(*memory_name(found, request.namespace, request.memory, self._limits))
         return BlockName(memory, check_name(found, "block", request.block, self._limits))
 
+    def _read_question(self, found: Violations, request: pb.PutBlockRequest) -> StandingQuestion:
+        asked, limits = request.standing, self._limits
+        if request.text:
+            found.add("text", "must be empty with standing")
+        observations.content_checked(found, "standing.text", asked.text, limits)
+        if asked.instructions:
+            observations.content_checked(found, "standing.instructions", asked.instructions, limits)
+        if asked.HasField("limit"):
+            check_bounds(found, "standing.limit", asked.limit, 1, limits.recall_limit_max)
+        check_bounds(found, "standing.min_relevance", asked.min_relevance, 0, 1)
+        interval_us = _INTERVAL_DEFAULT_US
+        if asked.HasField("min_interval"):
+            interval_us = asked.min_interval.ToMicroseconds()
+            check_bounds(found, "standing.min_interval", interval_us / 1e6, 0, _INTERVAL_MAX_S)
+        return StandingQuestion(
+            asked.text,
+            asked.instructions,
+            asked.limit if asked.HasField("limit") else None,
+            asked.min_relevance if asked.HasField("min_relevance") else None,
+            interval_us,
+            read_filter(found, asked.filter, limits, "standing.filter"),
+            asked.filter.SerializeToString(deterministic=True),
+        )
+
     def _read_known(self, found: Violations, request: pb.WatchBlocksRequest) -> dict[str, int]:
         if len(request.known) > KNOWN_MAX:
             found.add("known", f"has {len(request.known)} entries, at most {KNOWN_MAX} are allowed")
@@ -211,7 +245,25 @@ def block_message(block: Block, *, text: bool = True) -> pb.Block:
     scalars.write_metadata(message.metadata, content.metadata)
     texts = [content.text, *(part for pair in content.metadata for part in pair if isinstance(part, str))]
     message.hidden_characters.extend(list_hidden("\n".join(texts)))
+    if content.standing is not None:
+        _write_standing(message.standing, block, content.standing)
     return message
+
+
+def _write_standing(message: pb.StandingAnswer, block: Block, standing: StandingAnswer) -> None:
+    asked, question = standing.question, message.question
+    question.text, question.instructions = asked.text, asked.instructions
+    if asked.limit is not None:
+        question.limit = asked.limit
+    if asked.min_relevance is not None:
+        question.min_relevance = asked.min_relevance
+    if asked.filter_message:
+        question.filter.MergeFromString(asked.filter_message)
+    question.min_interval.CopyFrom(scalars.duration_message(asked.min_interval_us / 1e6))
+    message.citations.extend([pb.LineCitation(fragment_ids=ids) for ids in standing.citations])
+    message.model = standing.model
+    if block.state is not None:
+        message.revision, message.problem = max(0, block.state.revision), block.state.problem
 
 
 def _read_etag(found: Violations, etag: str) -> int:

@@ -25,6 +25,231 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// A question to the memory, of which a block has the answer: a standing answer. The server recalls the question after
+// commits, and writes the block again when what it finds has changed: with an LLM its answer, else the memories that it
+// finds, a line for each. When a memory that the text was made of is erased, the text and the versions that were made of
+// it are erased in the same transaction.
+type StandingQuestion struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is recalled, as RecallQuery.text.
+	Text string `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	// How an LLM is to write the answer: language, form, what matters. Without an LLM it has no effect.
+	Instructions string `protobuf:"bytes,2,opt,name=instructions,proto3" json:"instructions,omitempty"`
+	// Most memories that the answer is made of, 1 to `Limits.recall_limit_max`. Unset: by policy.
+	Limit *int32 `protobuf:"varint,3,opt,name=limit,proto3,oneof" json:"limit,omitempty"`
+	// Minimum relevance, in [0, 1]. Unset: by policy.
+	MinRelevance *float64 `protobuf:"fixed64,4,opt,name=min_relevance,json=minRelevance,proto3,oneof" json:"min_relevance,omitempty"`
+	// Which memories may be found.
+	Filter *FragmentFilter `protobuf:"bytes,5,opt,name=filter,proto3" json:"filter,omitempty"`
+	// At least this long between two versions, from 0 to 1 day. A text that was made of a memory that is forgotten,
+	// superseded or changed is written again at once. Unset: 10 s.
+	MinInterval   *durationpb.Duration `protobuf:"bytes,6,opt,name=min_interval,json=minInterval,proto3" json:"min_interval,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StandingQuestion) Reset() {
+	*x = StandingQuestion{}
+	mi := &file_memstream_v1_block_service_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StandingQuestion) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StandingQuestion) ProtoMessage() {}
+
+func (x *StandingQuestion) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_block_service_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StandingQuestion.ProtoReflect.Descriptor instead.
+func (*StandingQuestion) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *StandingQuestion) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *StandingQuestion) GetInstructions() string {
+	if x != nil {
+		return x.Instructions
+	}
+	return ""
+}
+
+func (x *StandingQuestion) GetLimit() int32 {
+	if x != nil && x.Limit != nil {
+		return *x.Limit
+	}
+	return 0
+}
+
+func (x *StandingQuestion) GetMinRelevance() float64 {
+	if x != nil && x.MinRelevance != nil {
+		return *x.MinRelevance
+	}
+	return 0
+}
+
+func (x *StandingQuestion) GetFilter() *FragmentFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+func (x *StandingQuestion) GetMinInterval() *durationpb.Duration {
+	if x != nil {
+		return x.MinInterval
+	}
+	return nil
+}
+
+// What a line of a standing answer follows from.
+type LineCitation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The fragments.
+	FragmentIds   []string `protobuf:"bytes,1,rep,name=fragment_ids,json=fragmentIds,proto3" json:"fragment_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LineCitation) Reset() {
+	*x = LineCitation{}
+	mi := &file_memstream_v1_block_service_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LineCitation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LineCitation) ProtoMessage() {}
+
+func (x *LineCitation) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_block_service_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LineCitation.ProtoReflect.Descriptor instead.
+func (*LineCitation) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *LineCitation) GetFragmentIds() []string {
+	if x != nil {
+		return x.FragmentIds
+	}
+	return nil
+}
+
+// The state of a block that keeps itself.
+type StandingAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The question.
+	Question *StandingQuestion `protobuf:"bytes,1,opt,name=question,proto3" json:"question,omitempty"`
+	// For each line of the text, what it follows from.
+	Citations []*LineCitation `protobuf:"bytes,2,rep,name=citations,proto3" json:"citations,omitempty"`
+	// The model that wrote the text; empty: the text is what was found.
+	Model string `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
+	// The revision of the memory up to which the text is known to hold; 0: it is not written yet. Only in answers of
+	// GetBlock and ListBlocks.
+	Revision int64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Why the text is not up to date: a model that does not answer, a quota. It is tried again. Empty: nothing is wrong.
+	// Only in answers of GetBlock and ListBlocks.
+	Problem       string `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StandingAnswer) Reset() {
+	*x = StandingAnswer{}
+	mi := &file_memstream_v1_block_service_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StandingAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StandingAnswer) ProtoMessage() {}
+
+func (x *StandingAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_memstream_v1_block_service_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StandingAnswer.ProtoReflect.Descriptor instead.
+func (*StandingAnswer) Descriptor() ([]byte, []int) {
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *StandingAnswer) GetQuestion() *StandingQuestion {
+	if x != nil {
+		return x.Question
+	}
+	return nil
+}
+
+func (x *StandingAnswer) GetCitations() []*LineCitation {
+	if x != nil {
+		return x.Citations
+	}
+	return nil
+}
+
+func (x *StandingAnswer) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *StandingAnswer) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *StandingAnswer) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 // A version of a block.
 type Block struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -50,13 +275,15 @@ type Block struct {
 	Tokens int32 `protobuf:"varint,10,opt,name=tokens,proto3" json:"tokens,omitempty"`
 	// Characters of text and metadata that are not shown, as `Fragment.hidden_characters`.
 	HiddenCharacters []string `protobuf:"bytes,11,rep,name=hidden_characters,json=hiddenCharacters,proto3" json:"hidden_characters,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Set if the block keeps itself.
+	Standing      *StandingAnswer `protobuf:"bytes,12,opt,name=standing,proto3" json:"standing,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[0]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -68,7 +295,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[0]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -81,7 +308,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{0}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Block) GetName() string {
@@ -161,6 +388,13 @@ func (x *Block) GetHiddenCharacters() []string {
 	return nil
 }
 
+func (x *Block) GetStanding() *StandingAnswer {
+	if x != nil {
+		return x.Standing
+	}
+	return nil
+}
+
 // Metadata of a block.
 type BlockMetadata struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -172,7 +406,7 @@ type BlockMetadata struct {
 
 func (x *BlockMetadata) Reset() {
 	*x = BlockMetadata{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[1]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -184,7 +418,7 @@ func (x *BlockMetadata) String() string {
 func (*BlockMetadata) ProtoMessage() {}
 
 func (x *BlockMetadata) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[1]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -197,7 +431,7 @@ func (x *BlockMetadata) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockMetadata.ProtoReflect.Descriptor instead.
 func (*BlockMetadata) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{1}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *BlockMetadata) GetMetadata() map[string]*MetadataValue {
@@ -230,14 +464,17 @@ type PutBlockRequest struct {
 	//	*PutBlockRequest_Absent
 	Precondition isPutBlockRequest_Precondition `protobuf_oneof:"precondition"`
 	// A repeat with the same id returns the first answer.
-	RequestId     string `protobuf:"bytes,9,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,9,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// The block keeps itself from now on: `text` must be empty, and the present text stays until the first answer. Needs
+	// the right to recall the memory, too. Unset: the block has `text`, and no longer keeps itself.
+	Standing      *StandingQuestion `protobuf:"bytes,10,opt,name=standing,proto3" json:"standing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PutBlockRequest) Reset() {
 	*x = PutBlockRequest{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[2]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -249,7 +486,7 @@ func (x *PutBlockRequest) String() string {
 func (*PutBlockRequest) ProtoMessage() {}
 
 func (x *PutBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[2]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -262,7 +499,7 @@ func (x *PutBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutBlockRequest.ProtoReflect.Descriptor instead.
 func (*PutBlockRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{2}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PutBlockRequest) GetNamespace() string {
@@ -339,6 +576,13 @@ func (x *PutBlockRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *PutBlockRequest) GetStanding() *StandingQuestion {
+	if x != nil {
+		return x.Standing
+	}
+	return nil
+}
+
 type isPutBlockRequest_Precondition interface {
 	isPutBlockRequest_Precondition()
 }
@@ -368,7 +612,7 @@ type PutBlockResponse struct {
 
 func (x *PutBlockResponse) Reset() {
 	*x = PutBlockResponse{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[3]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -380,7 +624,7 @@ func (x *PutBlockResponse) String() string {
 func (*PutBlockResponse) ProtoMessage() {}
 
 func (x *PutBlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[3]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -393,7 +637,7 @@ func (x *PutBlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutBlockResponse.ProtoReflect.Descriptor instead.
 func (*PutBlockResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{3}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PutBlockResponse) GetBlock() *Block {
@@ -420,7 +664,7 @@ type GetBlockRequest struct {
 
 func (x *GetBlockRequest) Reset() {
 	*x = GetBlockRequest{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[4]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -432,7 +676,7 @@ func (x *GetBlockRequest) String() string {
 func (*GetBlockRequest) ProtoMessage() {}
 
 func (x *GetBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[4]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -445,7 +689,7 @@ func (x *GetBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBlockRequest.ProtoReflect.Descriptor instead.
 func (*GetBlockRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{4}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GetBlockRequest) GetNamespace() string {
@@ -487,7 +731,7 @@ type GetBlockResponse struct {
 
 func (x *GetBlockResponse) Reset() {
 	*x = GetBlockResponse{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[5]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -499,7 +743,7 @@ func (x *GetBlockResponse) String() string {
 func (*GetBlockResponse) ProtoMessage() {}
 
 func (x *GetBlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[5]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -512,7 +756,7 @@ func (x *GetBlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBlockResponse.ProtoReflect.Descriptor instead.
 func (*GetBlockResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{5}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GetBlockResponse) GetBlock() *Block {
@@ -539,7 +783,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[6]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -551,7 +795,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[6]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -564,7 +808,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{6}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -608,7 +852,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[7]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -620,7 +864,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[7]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -633,7 +877,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{7}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -669,7 +913,7 @@ type ListBlockVersionsRequest struct {
 
 func (x *ListBlockVersionsRequest) Reset() {
 	*x = ListBlockVersionsRequest{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[8]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -681,7 +925,7 @@ func (x *ListBlockVersionsRequest) String() string {
 func (*ListBlockVersionsRequest) ProtoMessage() {}
 
 func (x *ListBlockVersionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[8]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -694,7 +938,7 @@ func (x *ListBlockVersionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlockVersionsRequest.ProtoReflect.Descriptor instead.
 func (*ListBlockVersionsRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{8}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListBlockVersionsRequest) GetNamespace() string {
@@ -745,7 +989,7 @@ type ListBlockVersionsResponse struct {
 
 func (x *ListBlockVersionsResponse) Reset() {
 	*x = ListBlockVersionsResponse{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[9]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -757,7 +1001,7 @@ func (x *ListBlockVersionsResponse) String() string {
 func (*ListBlockVersionsResponse) ProtoMessage() {}
 
 func (x *ListBlockVersionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[9]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -770,7 +1014,7 @@ func (x *ListBlockVersionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlockVersionsResponse.ProtoReflect.Descriptor instead.
 func (*ListBlockVersionsResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{9}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListBlockVersionsResponse) GetVersions() []*Block {
@@ -798,7 +1042,7 @@ type AppendToBlock struct {
 
 func (x *AppendToBlock) Reset() {
 	*x = AppendToBlock{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[10]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -810,7 +1054,7 @@ func (x *AppendToBlock) String() string {
 func (*AppendToBlock) ProtoMessage() {}
 
 func (x *AppendToBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[10]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -823,7 +1067,7 @@ func (x *AppendToBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendToBlock.ProtoReflect.Descriptor instead.
 func (*AppendToBlock) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{10}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AppendToBlock) GetText() string {
@@ -846,7 +1090,7 @@ type ReplaceInBlock struct {
 
 func (x *ReplaceInBlock) Reset() {
 	*x = ReplaceInBlock{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[11]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -858,7 +1102,7 @@ func (x *ReplaceInBlock) String() string {
 func (*ReplaceInBlock) ProtoMessage() {}
 
 func (x *ReplaceInBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[11]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -871,7 +1115,7 @@ func (x *ReplaceInBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplaceInBlock.ProtoReflect.Descriptor instead.
 func (*ReplaceInBlock) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{11}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReplaceInBlock) GetOld() string {
@@ -901,7 +1145,7 @@ type InsertInBlock struct {
 
 func (x *InsertInBlock) Reset() {
 	*x = InsertInBlock{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[12]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -913,7 +1157,7 @@ func (x *InsertInBlock) String() string {
 func (*InsertInBlock) ProtoMessage() {}
 
 func (x *InsertInBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[12]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -926,7 +1170,7 @@ func (x *InsertInBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertInBlock.ProtoReflect.Descriptor instead.
 func (*InsertInBlock) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{12}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *InsertInBlock) GetLine() int32 {
@@ -970,7 +1214,7 @@ type EditBlockRequest struct {
 
 func (x *EditBlockRequest) Reset() {
 	*x = EditBlockRequest{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[13]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -982,7 +1226,7 @@ func (x *EditBlockRequest) String() string {
 func (*EditBlockRequest) ProtoMessage() {}
 
 func (x *EditBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[13]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -995,7 +1239,7 @@ func (x *EditBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EditBlockRequest.ProtoReflect.Descriptor instead.
 func (*EditBlockRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{13}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *EditBlockRequest) GetNamespace() string {
@@ -1103,7 +1347,7 @@ type EditBlockResponse struct {
 
 func (x *EditBlockResponse) Reset() {
 	*x = EditBlockResponse{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[14]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1115,7 +1359,7 @@ func (x *EditBlockResponse) String() string {
 func (*EditBlockResponse) ProtoMessage() {}
 
 func (x *EditBlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[14]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1128,7 +1372,7 @@ func (x *EditBlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EditBlockResponse.ProtoReflect.Descriptor instead.
 func (*EditBlockResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{14}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EditBlockResponse) GetBlock() *Block {
@@ -1157,7 +1401,7 @@ type DeleteBlockRequest struct {
 
 func (x *DeleteBlockRequest) Reset() {
 	*x = DeleteBlockRequest{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[15]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1169,7 +1413,7 @@ func (x *DeleteBlockRequest) String() string {
 func (*DeleteBlockRequest) ProtoMessage() {}
 
 func (x *DeleteBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[15]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1182,7 +1426,7 @@ func (x *DeleteBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlockRequest.ProtoReflect.Descriptor instead.
 func (*DeleteBlockRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{15}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DeleteBlockRequest) GetNamespace() string {
@@ -1231,7 +1475,7 @@ type DeleteBlockResponse struct {
 
 func (x *DeleteBlockResponse) Reset() {
 	*x = DeleteBlockResponse{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[16]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1243,7 +1487,7 @@ func (x *DeleteBlockResponse) String() string {
 func (*DeleteBlockResponse) ProtoMessage() {}
 
 func (x *DeleteBlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[16]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1256,7 +1500,7 @@ func (x *DeleteBlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlockResponse.ProtoReflect.Descriptor instead.
 func (*DeleteBlockResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{16}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeleteBlockResponse) GetDeleted() bool {
@@ -1286,7 +1530,7 @@ type WatchBlocksRequest struct {
 
 func (x *WatchBlocksRequest) Reset() {
 	*x = WatchBlocksRequest{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[17]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1298,7 +1542,7 @@ func (x *WatchBlocksRequest) String() string {
 func (*WatchBlocksRequest) ProtoMessage() {}
 
 func (x *WatchBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[17]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1311,7 +1555,7 @@ func (x *WatchBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchBlocksRequest.ProtoReflect.Descriptor instead.
 func (*WatchBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{17}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WatchBlocksRequest) GetNamespace() string {
@@ -1365,7 +1609,7 @@ type WatchBlocksResponse struct {
 
 func (x *WatchBlocksResponse) Reset() {
 	*x = WatchBlocksResponse{}
-	mi := &file_memstream_v1_block_service_proto_msgTypes[18]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1377,7 +1621,7 @@ func (x *WatchBlocksResponse) String() string {
 func (*WatchBlocksResponse) ProtoMessage() {}
 
 func (x *WatchBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_memstream_v1_block_service_proto_msgTypes[18]
+	mi := &file_memstream_v1_block_service_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1390,7 +1634,7 @@ func (x *WatchBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchBlocksResponse.ProtoReflect.Descriptor instead.
 func (*WatchBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{18}
+	return file_memstream_v1_block_service_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WatchBlocksResponse) GetBlocks() []*Block {
@@ -1418,7 +1662,24 @@ var File_memstream_v1_block_service_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_block_service_proto_rawDesc = "" +
 	"\n" +
-	" memstream/v1/block_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\"\xf2\x03\n" +
+	" memstream/v1/block_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\"\x9f\x02\n" +
+	"\x10StandingQuestion\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\x12\"\n" +
+	"\finstructions\x18\x02 \x01(\tR\finstructions\x12\x19\n" +
+	"\x05limit\x18\x03 \x01(\x05H\x00R\x05limit\x88\x01\x01\x12(\n" +
+	"\rmin_relevance\x18\x04 \x01(\x01H\x01R\fminRelevance\x88\x01\x01\x124\n" +
+	"\x06filter\x18\x05 \x01(\v2\x1c.memstream.v1.FragmentFilterR\x06filter\x12<\n" +
+	"\fmin_interval\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\vminIntervalB\b\n" +
+	"\x06_limitB\x10\n" +
+	"\x0e_min_relevance\"1\n" +
+	"\fLineCitation\x12!\n" +
+	"\ffragment_ids\x18\x01 \x03(\tR\vfragmentIds\"\xd2\x01\n" +
+	"\x0eStandingAnswer\x12:\n" +
+	"\bquestion\x18\x01 \x01(\v2\x1e.memstream.v1.StandingQuestionR\bquestion\x128\n" +
+	"\tcitations\x18\x02 \x03(\v2\x1a.memstream.v1.LineCitationR\tcitations\x12\x14\n" +
+	"\x05model\x18\x03 \x01(\tR\x05model\x12\x1a\n" +
+	"\brevision\x18\x04 \x01(\x03R\brevision\x12\x18\n" +
+	"\aproblem\x18\x05 \x01(\tR\aproblem\"\xac\x04\n" +
 	"\x05Block\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12\x12\n" +
@@ -1434,7 +1695,8 @@ const file_memstream_v1_block_service_proto_rawDesc = "" +
 	"\tprincipal\x18\t \x01(\tR\tprincipal\x12\x16\n" +
 	"\x06tokens\x18\n" +
 	" \x01(\x05R\x06tokens\x12+\n" +
-	"\x11hidden_characters\x18\v \x03(\tR\x10hiddenCharacters\x1aX\n" +
+	"\x11hidden_characters\x18\v \x03(\tR\x10hiddenCharacters\x128\n" +
+	"\bstanding\x18\f \x01(\v2\x1c.memstream.v1.StandingAnswerR\bstanding\x1aX\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x121\n" +
 	"\x05value\x18\x02 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05value:\x028\x01\"\xb0\x01\n" +
@@ -1442,7 +1704,7 @@ const file_memstream_v1_block_service_proto_rawDesc = "" +
 	"\bmetadata\x18\x01 \x03(\v2).memstream.v1.BlockMetadata.MetadataEntryR\bmetadata\x1aX\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x121\n" +
-	"\x05value\x18\x02 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05value:\x028\x01\"\xbc\x02\n" +
+	"\x05value\x18\x02 \x01(\v2\x1b.memstream.v1.MetadataValueR\x05value:\x028\x01\"\xf8\x02\n" +
 	"\x0fPutBlockRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\tR\x06memory\x12\x14\n" +
@@ -1454,7 +1716,9 @@ const file_memstream_v1_block_service_proto_rawDesc = "" +
 	"\x04etag\x18\a \x01(\tH\x00R\x04etag\x12\x18\n" +
 	"\x06absent\x18\b \x01(\bH\x00R\x06absent\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\t \x01(\tR\trequestIdB\x0e\n" +
+	"request_id\x18\t \x01(\tR\trequestId\x12:\n" +
+	"\bstanding\x18\n" +
+	" \x01(\v2\x1e.memstream.v1.StandingQuestionR\bstandingB\x0e\n" +
 	"\fpreconditionB\r\n" +
 	"\v_max_tokens\"=\n" +
 	"\x10PutBlockResponse\x12)\n" +
@@ -1554,72 +1818,82 @@ func file_memstream_v1_block_service_proto_rawDescGZIP() []byte {
 	return file_memstream_v1_block_service_proto_rawDescData
 }
 
-var file_memstream_v1_block_service_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_memstream_v1_block_service_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_memstream_v1_block_service_proto_goTypes = []any{
-	(*Block)(nil),                     // 0: memstream.v1.Block
-	(*BlockMetadata)(nil),             // 1: memstream.v1.BlockMetadata
-	(*PutBlockRequest)(nil),           // 2: memstream.v1.PutBlockRequest
-	(*PutBlockResponse)(nil),          // 3: memstream.v1.PutBlockResponse
-	(*GetBlockRequest)(nil),           // 4: memstream.v1.GetBlockRequest
-	(*GetBlockResponse)(nil),          // 5: memstream.v1.GetBlockResponse
-	(*ListBlocksRequest)(nil),         // 6: memstream.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),        // 7: memstream.v1.ListBlocksResponse
-	(*ListBlockVersionsRequest)(nil),  // 8: memstream.v1.ListBlockVersionsRequest
-	(*ListBlockVersionsResponse)(nil), // 9: memstream.v1.ListBlockVersionsResponse
-	(*AppendToBlock)(nil),             // 10: memstream.v1.AppendToBlock
-	(*ReplaceInBlock)(nil),            // 11: memstream.v1.ReplaceInBlock
-	(*InsertInBlock)(nil),             // 12: memstream.v1.InsertInBlock
-	(*EditBlockRequest)(nil),          // 13: memstream.v1.EditBlockRequest
-	(*EditBlockResponse)(nil),         // 14: memstream.v1.EditBlockResponse
-	(*DeleteBlockRequest)(nil),        // 15: memstream.v1.DeleteBlockRequest
-	(*DeleteBlockResponse)(nil),       // 16: memstream.v1.DeleteBlockResponse
-	(*WatchBlocksRequest)(nil),        // 17: memstream.v1.WatchBlocksRequest
-	(*WatchBlocksResponse)(nil),       // 18: memstream.v1.WatchBlocksResponse
-	nil,                               // 19: memstream.v1.Block.MetadataEntry
-	nil,                               // 20: memstream.v1.BlockMetadata.MetadataEntry
-	nil,                               // 21: memstream.v1.WatchBlocksRequest.KnownEntry
-	(*timestamppb.Timestamp)(nil),     // 22: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),       // 23: google.protobuf.Duration
-	(*MetadataValue)(nil),             // 24: memstream.v1.MetadataValue
+	(*StandingQuestion)(nil),          // 0: memstream.v1.StandingQuestion
+	(*LineCitation)(nil),              // 1: memstream.v1.LineCitation
+	(*StandingAnswer)(nil),            // 2: memstream.v1.StandingAnswer
+	(*Block)(nil),                     // 3: memstream.v1.Block
+	(*BlockMetadata)(nil),             // 4: memstream.v1.BlockMetadata
+	(*PutBlockRequest)(nil),           // 5: memstream.v1.PutBlockRequest
+	(*PutBlockResponse)(nil),          // 6: memstream.v1.PutBlockResponse
+	(*GetBlockRequest)(nil),           // 7: memstream.v1.GetBlockRequest
+	(*GetBlockResponse)(nil),          // 8: memstream.v1.GetBlockResponse
+	(*ListBlocksRequest)(nil),         // 9: memstream.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),        // 10: memstream.v1.ListBlocksResponse
+	(*ListBlockVersionsRequest)(nil),  // 11: memstream.v1.ListBlockVersionsRequest
+	(*ListBlockVersionsResponse)(nil), // 12: memstream.v1.ListBlockVersionsResponse
+	(*AppendToBlock)(nil),             // 13: memstream.v1.AppendToBlock
+	(*ReplaceInBlock)(nil),            // 14: memstream.v1.ReplaceInBlock
+	(*InsertInBlock)(nil),             // 15: memstream.v1.InsertInBlock
+	(*EditBlockRequest)(nil),          // 16: memstream.v1.EditBlockRequest
+	(*EditBlockResponse)(nil),         // 17: memstream.v1.EditBlockResponse
+	(*DeleteBlockRequest)(nil),        // 18: memstream.v1.DeleteBlockRequest
+	(*DeleteBlockResponse)(nil),       // 19: memstream.v1.DeleteBlockResponse
+	(*WatchBlocksRequest)(nil),        // 20: memstream.v1.WatchBlocksRequest
+	(*WatchBlocksResponse)(nil),       // 21: memstream.v1.WatchBlocksResponse
+	nil,                               // 22: memstream.v1.Block.MetadataEntry
+	nil,                               // 23: memstream.v1.BlockMetadata.MetadataEntry
+	nil,                               // 24: memstream.v1.WatchBlocksRequest.KnownEntry
+	(*FragmentFilter)(nil),            // 25: memstream.v1.FragmentFilter
+	(*durationpb.Duration)(nil),       // 26: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 27: google.protobuf.Timestamp
+	(*MetadataValue)(nil),             // 28: memstream.v1.MetadataValue
 }
 var file_memstream_v1_block_service_proto_depIdxs = []int32{
-	19, // 0: memstream.v1.Block.metadata:type_name -> memstream.v1.Block.MetadataEntry
-	22, // 1: memstream.v1.Block.create_time:type_name -> google.protobuf.Timestamp
-	22, // 2: memstream.v1.Block.update_time:type_name -> google.protobuf.Timestamp
-	20, // 3: memstream.v1.BlockMetadata.metadata:type_name -> memstream.v1.BlockMetadata.MetadataEntry
-	1,  // 4: memstream.v1.PutBlockRequest.metadata:type_name -> memstream.v1.BlockMetadata
-	0,  // 5: memstream.v1.PutBlockResponse.block:type_name -> memstream.v1.Block
-	0,  // 6: memstream.v1.GetBlockResponse.block:type_name -> memstream.v1.Block
-	0,  // 7: memstream.v1.ListBlocksResponse.blocks:type_name -> memstream.v1.Block
-	0,  // 8: memstream.v1.ListBlockVersionsResponse.versions:type_name -> memstream.v1.Block
-	10, // 9: memstream.v1.EditBlockRequest.append:type_name -> memstream.v1.AppendToBlock
-	11, // 10: memstream.v1.EditBlockRequest.replace:type_name -> memstream.v1.ReplaceInBlock
-	12, // 11: memstream.v1.EditBlockRequest.insert:type_name -> memstream.v1.InsertInBlock
-	0,  // 12: memstream.v1.EditBlockResponse.block:type_name -> memstream.v1.Block
-	21, // 13: memstream.v1.WatchBlocksRequest.known:type_name -> memstream.v1.WatchBlocksRequest.KnownEntry
-	23, // 14: memstream.v1.WatchBlocksRequest.progress_interval:type_name -> google.protobuf.Duration
-	0,  // 15: memstream.v1.WatchBlocksResponse.blocks:type_name -> memstream.v1.Block
-	24, // 16: memstream.v1.Block.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	24, // 17: memstream.v1.BlockMetadata.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	2,  // 18: memstream.v1.BlockService.PutBlock:input_type -> memstream.v1.PutBlockRequest
-	4,  // 19: memstream.v1.BlockService.GetBlock:input_type -> memstream.v1.GetBlockRequest
-	6,  // 20: memstream.v1.BlockService.ListBlocks:input_type -> memstream.v1.ListBlocksRequest
-	8,  // 21: memstream.v1.BlockService.ListBlockVersions:input_type -> memstream.v1.ListBlockVersionsRequest
-	13, // 22: memstream.v1.BlockService.EditBlock:input_type -> memstream.v1.EditBlockRequest
-	15, // 23: memstream.v1.BlockService.DeleteBlock:input_type -> memstream.v1.DeleteBlockRequest
-	17, // 24: memstream.v1.BlockService.WatchBlocks:input_type -> memstream.v1.WatchBlocksRequest
-	3,  // 25: memstream.v1.BlockService.PutBlock:output_type -> memstream.v1.PutBlockResponse
-	5,  // 26: memstream.v1.BlockService.GetBlock:output_type -> memstream.v1.GetBlockResponse
-	7,  // 27: memstream.v1.BlockService.ListBlocks:output_type -> memstream.v1.ListBlocksResponse
-	9,  // 28: memstream.v1.BlockService.ListBlockVersions:output_type -> memstream.v1.ListBlockVersionsResponse
-	14, // 29: memstream.v1.BlockService.EditBlock:output_type -> memstream.v1.EditBlockResponse
-	16, // 30: memstream.v1.BlockService.DeleteBlock:output_type -> memstream.v1.DeleteBlockResponse
-	18, // 31: memstream.v1.BlockService.WatchBlocks:output_type -> memstream.v1.WatchBlocksResponse
-	25, // [25:32] is the sub-list for method output_type
-	18, // [18:25] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	25, // 0: memstream.v1.StandingQuestion.filter:type_name -> memstream.v1.FragmentFilter
+	26, // 1: memstream.v1.StandingQuestion.min_interval:type_name -> google.protobuf.Duration
+	0,  // 2: memstream.v1.StandingAnswer.question:type_name -> memstream.v1.StandingQuestion
+	1,  // 3: memstream.v1.StandingAnswer.citations:type_name -> memstream.v1.LineCitation
+	22, // 4: memstream.v1.Block.metadata:type_name -> memstream.v1.Block.MetadataEntry
+	27, // 5: memstream.v1.Block.create_time:type_name -> google.protobuf.Timestamp
+	27, // 6: memstream.v1.Block.update_time:type_name -> google.protobuf.Timestamp
+	2,  // 7: memstream.v1.Block.standing:type_name -> memstream.v1.StandingAnswer
+	23, // 8: memstream.v1.BlockMetadata.metadata:type_name -> memstream.v1.BlockMetadata.MetadataEntry
+	4,  // 9: memstream.v1.PutBlockRequest.metadata:type_name -> memstream.v1.BlockMetadata
+	0,  // 10: memstream.v1.PutBlockRequest.standing:type_name -> memstream.v1.StandingQuestion
+	3,  // 11: memstream.v1.PutBlockResponse.block:type_name -> memstream.v1.Block
+	3,  // 12: memstream.v1.GetBlockResponse.block:type_name -> memstream.v1.Block
+	3,  // 13: memstream.v1.ListBlocksResponse.blocks:type_name -> memstream.v1.Block
+	3,  // 14: memstream.v1.ListBlockVersionsResponse.versions:type_name -> memstream.v1.Block
+	13, // 15: memstream.v1.EditBlockRequest.append:type_name -> memstream.v1.AppendToBlock
+	14, // 16: memstream.v1.EditBlockRequest.replace:type_name -> memstream.v1.ReplaceInBlock
+	15, // 17: memstream.v1.EditBlockRequest.insert:type_name -> memstream.v1.InsertInBlock
+	3,  // 18: memstream.v1.EditBlockResponse.block:type_name -> memstream.v1.Block
+	24, // 19: memstream.v1.WatchBlocksRequest.known:type_name -> memstream.v1.WatchBlocksRequest.KnownEntry
+	26, // 20: memstream.v1.WatchBlocksRequest.progress_interval:type_name -> google.protobuf.Duration
+	3,  // 21: memstream.v1.WatchBlocksResponse.blocks:type_name -> memstream.v1.Block
+	28, // 22: memstream.v1.Block.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	28, // 23: memstream.v1.BlockMetadata.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	5,  // 24: memstream.v1.BlockService.PutBlock:input_type -> memstream.v1.PutBlockRequest
+	7,  // 25: memstream.v1.BlockService.GetBlock:input_type -> memstream.v1.GetBlockRequest
+	9,  // 26: memstream.v1.BlockService.ListBlocks:input_type -> memstream.v1.ListBlocksRequest
+	11, // 27: memstream.v1.BlockService.ListBlockVersions:input_type -> memstream.v1.ListBlockVersionsRequest
+	16, // 28: memstream.v1.BlockService.EditBlock:input_type -> memstream.v1.EditBlockRequest
+	18, // 29: memstream.v1.BlockService.DeleteBlock:input_type -> memstream.v1.DeleteBlockRequest
+	20, // 30: memstream.v1.BlockService.WatchBlocks:input_type -> memstream.v1.WatchBlocksRequest
+	6,  // 31: memstream.v1.BlockService.PutBlock:output_type -> memstream.v1.PutBlockResponse
+	8,  // 32: memstream.v1.BlockService.GetBlock:output_type -> memstream.v1.GetBlockResponse
+	10, // 33: memstream.v1.BlockService.ListBlocks:output_type -> memstream.v1.ListBlocksResponse
+	12, // 34: memstream.v1.BlockService.ListBlockVersions:output_type -> memstream.v1.ListBlockVersionsResponse
+	17, // 35: memstream.v1.BlockService.EditBlock:output_type -> memstream.v1.EditBlockResponse
+	19, // 36: memstream.v1.BlockService.DeleteBlock:output_type -> memstream.v1.DeleteBlockResponse
+	21, // 37: memstream.v1.BlockService.WatchBlocks:output_type -> memstream.v1.WatchBlocksResponse
+	31, // [31:38] is the sub-list for method output_type
+	24, // [24:31] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_block_service_proto_init() }
@@ -1628,11 +1902,12 @@ func file_memstream_v1_block_service_proto_init() {
 		return
 	}
 	file_memstream_v1_fragment_proto_init()
-	file_memstream_v1_block_service_proto_msgTypes[2].OneofWrappers = []any{
+	file_memstream_v1_block_service_proto_msgTypes[0].OneofWrappers = []any{}
+	file_memstream_v1_block_service_proto_msgTypes[5].OneofWrappers = []any{
 		(*PutBlockRequest_Etag)(nil),
 		(*PutBlockRequest_Absent)(nil),
 	}
-	file_memstream_v1_block_service_proto_msgTypes[13].OneofWrappers = []any{
+	file_memstream_v1_block_service_proto_msgTypes[16].OneofWrappers = []any{
 		(*EditBlockRequest_Append)(nil),
 		(*EditBlockRequest_Replace)(nil),
 		(*EditBlockRequest_Insert)(nil),
@@ -1643,7 +1918,7 @@ func file_memstream_v1_block_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_block_service_proto_rawDesc), len(file_memstream_v1_block_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -38,10 +38,13 @@ const (
 // keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
 // blocks, deleting it deletes them, a clone has none.
 //
+// A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
+//
 // Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
 // write `agent/joy#persona`: namespace, memory, block.
 type BlockServiceClient interface {
-	// Writes a block; creates it if necessary. A call that changes nothing makes no version.
+	// Writes a block, or the question by which it keeps itself; creates it if necessary. A call that changes nothing makes
+	// no version.
 	PutBlock(ctx context.Context, in *PutBlockRequest, opts ...grpc.CallOption) (*PutBlockResponse, error)
 	// Reads a block, or an earlier version of it.
 	GetBlock(ctx context.Context, in *GetBlockRequest, opts ...grpc.CallOption) (*GetBlockResponse, error)
@@ -49,7 +52,7 @@ type BlockServiceClient interface {
 	ListBlocks(ctx context.Context, in *ListBlocksRequest, opts ...grpc.CallOption) (*ListBlocksResponse, error)
 	// Lists the versions of a block that are kept, the latest first.
 	ListBlockVersions(ctx context.Context, in *ListBlockVersionsRequest, opts ...grpc.CallOption) (*ListBlockVersionsResponse, error)
-	// Changes a block's text: append, replace, insert.
+	// Changes a block's text: append, replace, insert. A block that keeps itself is not edited.
 	EditBlock(ctx context.Context, in *EditBlockRequest, opts ...grpc.CallOption) (*EditBlockResponse, error)
 	// Deletes a block with all of its versions for good.
 	DeleteBlock(ctx context.Context, in *DeleteBlockRequest, opts ...grpc.CallOption) (*DeleteBlockResponse, error)
@@ -154,10 +157,13 @@ type BlockService_WatchBlocksClient = grpc.ServerStreamingClient[WatchBlocksResp
 // keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
 // blocks, deleting it deletes them, a clone has none.
 //
+// A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
+//
 // Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
 // write `agent/joy#persona`: namespace, memory, block.
 type BlockServiceServer interface {
-	// Writes a block; creates it if necessary. A call that changes nothing makes no version.
+	// Writes a block, or the question by which it keeps itself; creates it if necessary. A call that changes nothing makes
+	// no version.
 	PutBlock(context.Context, *PutBlockRequest) (*PutBlockResponse, error)
 	// Reads a block, or an earlier version of it.
 	GetBlock(context.Context, *GetBlockRequest) (*GetBlockResponse, error)
@@ -165,7 +171,7 @@ type BlockServiceServer interface {
 	ListBlocks(context.Context, *ListBlocksRequest) (*ListBlocksResponse, error)
 	// Lists the versions of a block that are kept, the latest first.
 	ListBlockVersions(context.Context, *ListBlockVersionsRequest) (*ListBlockVersionsResponse, error)
-	// Changes a block's text: append, replace, insert.
+	// Changes a block's text: append, replace, insert. A block that keeps itself is not edited.
 	EditBlock(context.Context, *EditBlockRequest) (*EditBlockResponse, error)
 	// Deletes a block with all of its versions for good.
 	DeleteBlock(context.Context, *DeleteBlockRequest) (*DeleteBlockResponse, error)

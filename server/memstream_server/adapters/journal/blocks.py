@@ -5,25 +5,37 @@ A write locks the memory's row, which has the last version: servers that share a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from sqlalchemy import BindParameter, Connection, Row, bindparam, delete, func, insert, select, update
+from sqlalchemy import BindParameter, Connection, Row, bindparam, case, delete, func, insert, select, update
 
 from memstream_server.adapters.journal.database.database import Read, Write
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.answers import put_answer
-from memstream_server.adapters.journal.sql.schema import blocks, key_position, key_range, memories, row_key
+from memstream_server.adapters.journal.sql.bulk import split_ids
+from memstream_server.adapters.journal.sql.schema import (
+    blocks,
+    fragments,
+    key_position,
+    key_range,
+    memories,
+    row_key,
+    standing_blocks,
+)
 from memstream_server.ports.blocks import (
     Block,
     BlockDiffers,
     BlockName,
     BlocksFull,
     Decide,
+    DueBlocks,
     MemoryName,
     NoBlock,
     NoMemory,
+    SourcesChanged,
+    StandingState,
     Writing,
 )
 from memstream_server.ports.conversations import AnswerOf
@@ -62,6 +74,28 @@ _OVER = select(blocks.c.key).where(_NAMED, blocks.c.key.between(_low, _high)).or
 _PRUNE = delete(blocks).where(_NAMED, blocks.c.key <= bindparam("last"))
 _DELETE = delete(blocks).where(_NAMED)
 NO_LIMIT = 1 << 30
+_MADE_OF = select(blocks.c.key, blocks.c.sources).where(blocks.c.memory == _number, blocks.c.sources.is_not(None))
+_ERASE = delete(blocks).where(blocks.c.key == bindparam("k"))
+_VERSION = select(memories.c.block_version).where(memories.c.number == _number)
+_PAYLOAD = select(blocks.c.payload).where(blocks.c.key == bindparam("k"))
+_CONTENTS = select(fragments.c.id, fragments.c.payload).where(
+    fragments.c.memory == _number,
+    fragments.c.id.in_(bindparam("ids", expanding=True)),
+    fragments.c.forget_time_us.is_(None),
+)
+_states = standing_blocks.c
+_STATES = select(standing_blocks).where(_states.memory == _number)
+_FORGET_STATE = delete(standing_blocks).where(_states.memory == _number, _states.name == _name)
+_SET_STATE = update(standing_blocks).where(_states.memory == _number, _states.name == _name)
+_OF_PUBLISHED = standing_blocks.join(memories, (memories.c.number == _states.memory) & (memories.c.namespace != ""))
+_BEHIND = _states.revision < memories.c.revision
+_now: BindParameter[int] = bindparam("now")
+_IS_DUE = (_BEHIND & (_states.rest_us <= _now)) | (_states.look_us <= _now)
+_DUE = select(memories.c.uid, _states.name).select_from(_OF_PUBLISHED).where(_IS_DUE).limit(bindparam("k"))
+_NEXT = (
+    select(func.min(case((_BEHIND, _states.rest_us), else_=_states.look_us))).select_from(_OF_PUBLISHED).where(~_IS_DUE)
+)
+_STANDING = select(memories.c.uid.distinct()).select_from(_OF_PUBLISHED)
 
 
 class SqlBlocks:
@@ -95,6 +129,20 @@ class SqlBlocks:
             return block
 
         return await self._write(work, 4, True)
+
+    async def find_due(self, now_us: int, limit: int) -> DueBlocks:
+        return await self._read(lambda c: _find_due(c, now_us, limit))
+
+    async def list_standing(self) -> frozenset[str]:
+        return await self._read(lambda c: frozenset(c.execute(_STANDING).scalars()))
+
+    async def set_state(self, uid: str, name: str, state: StandingState) -> None:
+        def work(connection: Connection) -> None:
+            memory = connection.execute(_BY_UID, {"u": uid}).one_or_none()
+            if memory is not None:
+                _set_state(connection, memory.number, name, state)
+
+        await self._write(work, 2, False)
 
     async def add_versions(self, uid: str, versions: Sequence[Block], versions_max: int, last: int = 0) -> None:
         await self._write(lambda c: _add_versions(c, uid, versions, versions_max, last), 2 + len(versions), True)
@@ -135,8 +183,22 @@ def read_blocks(connection: Connection, names: Sequence[BlockName]) -> dict[Bloc
             numbers[name.of] = None if row is None else row.number
         number = numbers[name.of]
         if number is not None and (latest := _latest(connection, number, name.name)):
-            found[name] = latest[0]
+            found[name] = _with_states(connection, number, latest)[0]
     return found
+
+
+def _with_states(connection: Connection, number: int, present: Sequence[Block]) -> list[Block]:
+    if all(one.content.standing is None for one in present):
+        return list(present)
+    rows = connection.execute(_STATES, {"m": number})
+    states = {row.name: StandingState(row.revision, row.rest_us, row.look_us, row.problem) for row in rows}
+    return [one if one.content.standing is None else replace(one, state=states.get(one.name)) for one in present]
+
+
+def _find_due(connection: Connection, now_us: int, limit: int) -> DueBlocks:
+    found = connection.execute(_DUE, {"now": now_us, "k": limit})
+    next_us = connection.execute(_NEXT, {"now": now_us}).scalar_one()
+    return DueBlocks(tuple((row.uid, row.name) for row in found), next_us)
 
 
 def _get_block(connection: Connection, name: BlockName, version: int) -> Block:
@@ -146,7 +208,7 @@ def _get_block(connection: Connection, name: BlockName, version: int) -> Block:
         _raise_missing(connection, number, name, version)
     if version and latest[0].version != version:
         _raise_missing(connection, number, name, version)
-    return latest[0]
+    return latest[0] if version else _with_states(connection, number, latest)[0]
 
 
 def _raise_missing(connection: Connection, number: int, name: BlockName, version: int) -> NoReturn:
@@ -158,7 +220,7 @@ def _raise_missing(connection: Connection, number: int, name: BlockName, version
 def _list_blocks(connection: Connection, memory: MemoryName, after: str, limit: int) -> list[Block]:
     number = _find_memory(connection, memory).number
     keys = [row.key for row in connection.execute(_PRESENT, {"m": number, "after": after, "k": limit})]
-    return [_decode_row(row) for row in connection.execute(_OF_KEYS, {"keys": keys})]
+    return _with_states(connection, number, [*map(_decode_row, connection.execute(_OF_KEYS, {"keys": keys}))])
 
 
 def _list_versions(connection: Connection, name: BlockName, before: int | None, limit: int) -> list[Block]:
@@ -182,6 +244,8 @@ def _write_block(connection: Connection, name: BlockName, decide: Decide, writin
     memory = _find_memory(connection, name.of, lock=True)
     old = next(iter(_latest(connection, memory.number, name.name)), None)
     content = decide(old)
+    if writing.sources is not None:
+        _check_sources(connection, memory.number, writing.sources)
     if old is not None and codec.encode_block(old) == codec.encode_block(replace(old, content=content)):
         return old  # compared as stored: True and 1 are equal values
     if old is None and connection.execute(_COUNT, {"m": memory.number}).scalar_one() >= writing.blocks_max:
@@ -192,7 +256,69 @@ def _write_block(connection: Connection, name: BlockName, decide: Decide, writin
     connection.execute(_RAISE, {"m": memory.number, "v": version})
     _put_rows(connection, memory.number, [block])
     _prune_versions(connection, memory.number, name.name, writing.versions_max)
+    if content.standing is not None or (old is not None and old.content.standing is not None):
+        _begin_state(connection, memory.number, block, writing.state or StandingState())
     return block
+
+
+def _check_sources(connection: Connection, number: int, sources: Mapping[str, str]) -> None:
+    """Raises SourcesChanged. The memory's row is locked, so that no commit erases one of them meanwhile."""
+    left = dict(sources)
+    for ids in split_ids(list(sources)):
+        for row in connection.execute(_CONTENTS, {"m": number, "ids": ids}):
+            if codec.decode_fragment(row.payload, 0, 0).content == left[row.id]:
+                del left[row.id]
+    if left:
+        raise SourcesChanged(f"{len(left)} of {len(sources)} fragments have changed or are gone")
+
+
+def _begin_state(connection: Connection, number: int, block: Block, state: StandingState) -> None:
+    """The state of a block that keeps itself; of another one, none."""
+    named = {"m": number, "b": block.name}
+    connection.execute(_FORGET_STATE, named)
+    if block.content.standing is not None:
+        values = {"memory": number, "name": block.name, **_state_values(state)}
+        connection.execute(insert(standing_blocks), values)
+
+
+def _set_state(connection: Connection, number: int, name: str, state: StandingState) -> None:
+    values: dict[str, Any] = _state_values(state)
+    values["revision"] = case((_states.revision > state.revision, _states.revision), else_=state.revision)
+    connection.execute(_SET_STATE.values(values), {"m": number, "b": name})
+
+
+def _state_values(state: StandingState) -> dict[str, Any]:
+    return {
+        "revision": state.revision,
+        "rest_us": state.rest_us,
+        "look_us": state.look_us,
+        "problem": state.problem,
+    }
+
+
+def erase_sources(connection: Connection, number: int, ids: Sequence[str]) -> None:
+    """Erase the versions that were made of these fragments; a present one is replaced by one without a text, which is
+    due."""
+    if not ids:
+        return
+    gone = set(ids)
+    keys = [
+        row.key
+        for row in connection.execute(_MADE_OF, {"m": number}).all()
+        if not gone.isdisjoint(row.sources.split(" "))
+    ]
+    for key in keys:
+        block = codec.decode_block(connection.execute(_PAYLOAD, {"k": key}).scalar_one())
+        present = _latest(connection, number, block.name)[0]
+        connection.execute(_ERASE, {"k": key})
+        standing = block.content.standing
+        if present.version == block.version and standing is not None:
+            version = connection.execute(_VERSION, {"m": number}).scalar_one() + 1
+            connection.execute(_RAISE, {"m": number, "v": version})
+            content = replace(block.content, text="", standing=replace(standing, citations=(), sources=(), digest=b""))
+            emptied = replace(block, version=version, content=content)
+            _put_rows(connection, number, [emptied])
+            _begin_state(connection, number, emptied, StandingState())
 
 
 def _add_versions(connection: Connection, uid: str, versions: Sequence[Block], versions_max: int, last: int) -> None:
@@ -203,8 +329,9 @@ def _add_versions(connection: Connection, uid: str, versions: Sequence[Block], v
     latest = max(memory.block_version, last, *(one.version for one in new))
     connection.execute(_RAISE, {"m": memory.number, "v": latest})
     _put_rows(connection, memory.number, new)
-    for name in sorted({one.name for one in new}):
+    for name, last_one in sorted({one.name: one for one in new}.items()):
         _prune_versions(connection, memory.number, name, versions_max)
+        _begin_state(connection, memory.number, last_one, StandingState())
 
 
 def read_all(connection: Connection, number: int) -> tuple[Block, ...]:
@@ -220,6 +347,7 @@ def _put_rows(connection: Connection, number: int, made: Sequence[Block]) -> Non
             "memory": number,
             "name": one.name,
             "payload": codec.encode_block(one),
+            "sources": " ".join(one.content.standing.sources) or None if one.content.standing is not None else None,
         }
         for one in made
     ]
@@ -242,6 +370,7 @@ def _delete_block(connection: Connection, name: BlockName, version: int | None) 
         present = next((one.version for one in _latest(connection, number, name.name)), 0)
         if present != version:
             raise BlockDiffers(f"the block {name} was written since", present)
+    connection.execute(_FORGET_STATE, {"m": number, "b": name.name})
     return connection.execute(_DELETE, {"m": number, "b": name.name}).rowcount > 0
 
 

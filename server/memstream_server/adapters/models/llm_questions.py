@@ -86,6 +86,19 @@ class ChatInsights:
             :count
         ]
 
+    async def answer(
+        self, question: str, instructions: str, texts: Sequence[str], tokens: int, account: Account | None = None
+    ) -> list[tuple[str, tuple[int, ...]]]:
+        """(statement, indices of its evidence in `texts`), about so many tokens. Raises as promotion_insights does."""
+        shown = self._texts_that_fit(texts)
+        if not shown:
+            return []
+        guidance = self._prompts.answer.substitute(tokens=tokens)
+        data = {"question": question, "instructions": instructions, "texts": number_texts(shown)}
+        asked = ModelQuestion(ModelRole.INSIGHTS, guidance, data, reply_parsing.STATEMENTS)
+        count = len(shown)
+        return await self._ask_model(asked, lambda it: reply_parsing.parse_cited(it, count, "statement"), account)
+
     def _texts_that_fit(self, texts: Iterable[str]) -> list[str]:
         """The longest prefix of texts within the limit, so that indices are unchanged; at least one text."""
         shown: list[str] = []

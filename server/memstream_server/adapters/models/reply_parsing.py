@@ -49,6 +49,12 @@ CITED = Form(
     '{"insights": [{"insight": "<an insight>", "evidence": [<numbers of texts>]}, ...]}; '
     '{"insights": []} if there is none',
 )
+STATEMENTS = Form(
+    "cited_statements",
+    _object_schema("statements", _record_schema(statement=_TEXT, evidence={"type": "array", "items": _NUMBER})),
+    '{"statements": [{"statement": "<a statement>", "evidence": [<numbers of texts>]}, ...]}; '
+    '{"statements": []} if the texts answer nothing',
+)
 CONFLICT = Form(
     "conflict",
     _record_schema(reason=_TEXT, decision={"type": "string", "enum": [*ConflictDecision, _UNCLEAR]}),
@@ -74,11 +80,11 @@ def parse_texts(answer: Any, name: str) -> list[str]:
     return [_read_text(item) for item in _read_items(answer, name)]
 
 
-def parse_cited(answer: Any, count: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Insights with the 0-based indices (at least one) of their evidence among `count` texts. Raises MalformedError."""
+def parse_cited(answer: Any, count: int, name: str = "insight") -> list[tuple[str, tuple[int, ...]]]:
+    """Insights, or statements, with the 0-based indices (at least one) of their evidence among `count` texts. Raises
+    MalformedError."""
     return [
-        (_read_text(_read_field(item, "insight")), _read_evidence(item, count))
-        for item in _read_items(answer, "insights")
+        (_read_text(_read_field(item, name)), _read_evidence(item, count)) for item in _read_items(answer, f"{name}s")
     ]
 
 

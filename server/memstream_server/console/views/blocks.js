@@ -25,11 +25,21 @@ const blockLink = (memory, name) => link("m", memory.namespace, memory.memory, "
 
 function drawRow(one, memory) {
   return h("tr", null, h("th", { scope: "row" }, h("a", { href: blockLink(memory, one.name) }, given(one.name))),
-    h("td", { class: "text" }, clipped(one.text ?? "", 200), " ", hiddenMark(one)), h("td", { class: "number" }, tokensOf(one)),
+    h("td", { class: "text" }, clipped(one.text ?? "", 200), " ", hiddenMark(one), one.standing && standingMark(one.standing)), h("td", { class: "number" }, tokensOf(one)),
     h("td", { class: "number" }, count(one.version)), h("td", null, time(one.updateTime)), h("td", null, given(one.principal ?? "")));
 }
 
 const tokensOf = ({ tokens, maxTokens }) => (maxTokens ? `${count(tokens)} of ${count(maxTokens)}` : count(tokens));
+
+/** A mark that says that the block keeps itself, and whether it is up to date. */
+const standingMark = ({ problem }) => [" ", problem ? h("span", { class: "mark warn", title: problem }, "not up to date") : h("span", { class: "mark" }, "keeps itself")];
+
+/** How the block keeps itself. */
+function standingFacts({ question, model, revision, problem }) {
+  return [["answers", given(question.text)], ["instructions", question.instructions && given(question.instructions)],
+    ["written by", model ? given(model) : "what the question finds, without an LLM"], ["holds at revision", count(revision ?? 0)],
+    ["not up to date", problem && given(problem)]];
+}
 
 /** A box with a form that writes a new block, which is opened. */
 function newBox(memory, signal) {
@@ -80,10 +90,10 @@ class Page {
     this.block = block;
     const body = h("div", { class: "body" }, clipped(block.text ?? "", 4_000));
     const metadata = Object.entries(block.metadata ?? {});
-    show(this.head, h("div", { class: "bar" }, this.rights.has("write") && action("Edit", () => this.edit(body)),
-      this.rights.has("forget") && action("Delete …", () => this.delete(), "danger")), hiddenMark(block), body,
+    show(this.head, h("div", { class: "bar" }, this.rights.has("write") && !block.standing && action("Edit", () => this.edit(body)),
+      this.rights.has("forget") && action("Delete …", () => this.delete(), "danger")), hiddenMark(block), block.standing && standingMark(block.standing), body,
       facts([["tokens", tokensOf(block)], ["version", count(block.version)], ["created", time(block.createTime)], ["written", time(block.updateTime)],
-        ["by", block.principal && given(block.principal)], ["metadata", metadata.length > 0 && metadata.map(([name, value]) => [given(`${name}=${metadataValue(value)}`, "label"), " "])]]
+        ["by", block.principal && given(block.principal)], ...(block.standing ? standingFacts(block.standing) : []), ["metadata", metadata.length > 0 && metadata.map(([name, value]) => [given(`${name}=${metadataValue(value)}`, "label"), " "])]]
         .map(([term, value]) => [term, value || null])));
   }
 

@@ -116,14 +116,23 @@ class Texts:
                 if entry.number
                 else (f"[{entry.corrects}] no longer holds.")
             )
-        content = self._write_content(entry, fragment).replace("\n", "\n    ")
+        content = self._write_content(entry.excerpt, fragment).replace("\n", "\n    ")
+        instead = f" (holds instead of [{entry.corrects}])" if entry.corrects else ""
+        return f"[{entry.number}] {self._write_about(fragment)}{content}{instead}"
+
+    def write_line(self, fragment: Fragment) -> str:
+        """A memory on one line, without a number."""
+        content = self._write_content(self.find_excerpt(FoundMemory("", fragment)), fragment)
+        return " ".join(f"{self._write_about(fragment)}{content}".split("\n"))
+
+    def _write_about(self, fragment: Fragment) -> str:
+        """When and by whom."""
         day, who = self.write_day(fragment.observe_time_us), escape_marks(fragment.speaker)
         about = f"{day}, {who}" if day and who else day or who
-        instead = f" (holds instead of [{entry.corrects}])" if entry.corrects else ""
-        return f"[{entry.number}] {about}{': ' if about else ''}{content}{instead}"
+        return f"{about}: " if about else ""
 
-    def _write_content(self, entry: Entry, fragment: Fragment) -> str:
-        pieces = _cut_excerpt(fragment.content, entry.excerpt) if entry.excerpt else []
+    def _write_content(self, excerpt: Spans, fragment: Fragment) -> str:
+        pieces = _cut_excerpt(fragment.content, excerpt) if excerpt else []
         if not pieces:
             return self.clip(escape_marks(fragment.content), self._clip_tokens)
         left = len(fragment.content) - sum(map(len, pieces))

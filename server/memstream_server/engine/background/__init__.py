@@ -6,6 +6,7 @@ index_follower: how far the index is, and when vectors leave the overlays of lar
 missing_vectors: fragments whose text the model refused: when they are embedded again
 jobs: insights, reflections, missing vectors and importances, questions about suspicions; each done once
 feeds: feeds memories with the messages of conversations
+standing_blocks: blocks that keep themselves: recalls their questions, and writes what has changed
 compaction: brings vectors of an earlier server into smaller forms, once
 retention: forgets by age, strength and number; erases after the grace period; prunes events
 """

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import BindParameter, Connection, Delete, bindparam, delete, func, select, update
 
+from memstream_server.adapters.journal.blocks import erase_sources
 from memstream_server.adapters.journal.sql import bulk, codec, conflicts, outbox
 from memstream_server.adapters.journal.sql.answers import put_answer, put_answers, replace_answers
 from memstream_server.adapters.journal.sql.bulk import IDS_MAX
@@ -219,6 +220,7 @@ def _receive_batches(connection: Connection, commits: Sequence[Numbered]) -> Non
 def _erase_evidence(connection: Connection, commits: Sequence[Numbered]) -> None:
     for number, one in commits:
         erase_evidence(connection, number, one.erased_evidence)
+        erase_sources(connection, number, one.erased_evidence)
 
 
 def _remove_fragments(connection: Connection, commits: Sequence[Numbered]) -> None:

@@ -261,8 +261,21 @@ blocks = Table(  # all kept versions; the key has the version, which no two writ
     Column("memory", BigInteger, nullable=False),
     Column("name", TEXT, nullable=False),
     Column("payload", LargeBinary, nullable=False),
+    Column("sources", TEXT),  # ids of the fragments that the text was made of, with spaces between them
 )
 Index("blocks_name", blocks.c.memory, blocks.c.name, blocks.c.key)
+Index("blocks_sources", blocks.c.memory, blocks.c.key, sqlite_where=text("sources IS NOT NULL"))
+
+standing_blocks = Table(  # those that keep themselves; `blocks` has their questions
+    "standing_blocks",
+    metadata,
+    Column("memory", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", TEXT, primary_key=True),
+    Column("revision", BigInteger, nullable=False),  # of the memory, at which the text held; -1: not known to hold
+    Column("rest_us", BigInteger, nullable=False),
+    Column("look_us", BigInteger),
+    Column("problem", TEXT, nullable=False),
+)
 
 outbox = Table(  # identifies the memory by uid, because its rows outlive the memory
     "outbox",
@@ -314,7 +327,7 @@ Index("jobs_oldest", jobs.c.create_time_us, jobs.c.id)
 
 KEYED_TABLES = (vectors, versions, observations, events, recall_receipts, blocks, fragments)
 """Tables with rows of a memory, by `key`."""
-NUMBERED_TABLES = (producers, receipts, anchors, jobs, conflicts, memory_labels, event_fragments)
+NUMBERED_TABLES = (producers, receipts, anchors, jobs, conflicts, memory_labels, event_fragments, standing_blocks)
 """Tables with rows of a memory, by its number in `memory`. Deletion and `memstream verify` read both tuples."""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Template
 
 SUFFIX = ".txt"
-ALLOWED = {"questions": {"count"}, "reflection": {"count"}}
+ALLOWED = {"questions": {"count"}, "reflection": {"count"}, "answer": {"tokens"}}
 """Allowed placeholders ($count), by prompt."""
 
 
@@ -32,6 +32,8 @@ class Prompts:
     """The $count most salient questions that the latest texts can answer."""
     reflection: Template
     """At most $count insights that answer a question, with evidence."""
+    answer: Template
+    """A standing answer to a question, in about $tokens tokens, with evidence."""
     conflict: Template
     """Which of two statements that may contradict each other holds."""
 

@@ -8,7 +8,7 @@ import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegen
 import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
 import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
 import { file_google_protobuf_duration, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
-import type { MetadataValue } from "./fragment_pb.js";
+import type { FragmentFilter, MetadataValue } from "./fragment_pb.js";
 import { file_memstream_v1_fragment } from "./fragment_pb.js";
 import type { Message } from "@bufbuild/protobuf";
 
@@ -16,7 +16,139 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file memstream/v1/block_service.proto.
  */
 export const file_memstream_v1_block_service: GenFile = /*@__PURE__*/
-  fileDesc("CiBtZW1zdHJlYW0vdjEvYmxvY2tfc2VydmljZS5wcm90bxIMbWVtc3RyZWFtLnYxIvkCCgVCbG9jaxIMCgRuYW1lGAEgASgJEgwKBHRleHQYAiABKAkSDAoEZXRhZxgDIAEoCRIPCgd2ZXJzaW9uGAQgASgDEhIKCm1heF90b2tlbnMYBSABKAUSMwoIbWV0YWRhdGEYBiADKAsyIS5tZW1zdHJlYW0udjEuQmxvY2suTWV0YWRhdGFFbnRyeRIvCgtjcmVhdGVfdGltZRgHIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdXBkYXRlX3RpbWUYCCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhEKCXByaW5jaXBhbBgJIAEoCRIOCgZ0b2tlbnMYCiABKAUSGQoRaGlkZGVuX2NoYXJhY3RlcnMYCyADKAkaTAoNTWV0YWRhdGFFbnRyeRILCgNrZXkYASABKAkSKgoFdmFsdWUYAiABKAsyGy5tZW1zdHJlYW0udjEuTWV0YWRhdGFWYWx1ZToCOAEimgEKDUJsb2NrTWV0YWRhdGESOwoIbWV0YWRhdGEYASADKAsyKS5tZW1zdHJlYW0udjEuQmxvY2tNZXRhZGF0YS5NZXRhZGF0YUVudHJ5GkwKDU1ldGFkYXRhRW50cnkSCwoDa2V5GAEgASgJEioKBXZhbHVlGAIgASgLMhsubWVtc3RyZWFtLnYxLk1ldGFkYXRhVmFsdWU6AjgBIu4BCg9QdXRCbG9ja1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRINCgVibG9jaxgDIAEoCRIMCgR0ZXh0GAQgASgJEhcKCm1heF90b2tlbnMYBSABKAVIAYgBARItCghtZXRhZGF0YRgGIAEoCzIbLm1lbXN0cmVhbS52MS5CbG9ja01ldGFkYXRhEg4KBGV0YWcYByABKAlIABIQCgZhYnNlbnQYCCABKAhIABISCgpyZXF1ZXN0X2lkGAkgASgJQg4KDHByZWNvbmRpdGlvbkINCgtfbWF4X3Rva2VucyI2ChBQdXRCbG9ja1Jlc3BvbnNlEiIKBWJsb2NrGAEgASgLMhMubWVtc3RyZWFtLnYxLkJsb2NrIlQKD0dldEJsb2NrUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEg0KBWJsb2NrGAMgASgJEg8KB3ZlcnNpb24YBCABKAMiNgoQR2V0QmxvY2tSZXNwb25zZRIiCgVibG9jaxgBIAEoCzITLm1lbXN0cmVhbS52MS5CbG9jayJdChFMaXN0QmxvY2tzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhEKCXBhZ2Vfc2l6ZRgDIAEoBRISCgpwYWdlX3Rva2VuGAQgASgJIlIKEkxpc3RCbG9ja3NSZXNwb25zZRIjCgZibG9ja3MYASADKAsyEy5tZW1zdHJlYW0udjEuQmxvY2sSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJInMKGExpc3RCbG9ja1ZlcnNpb25zUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEg0KBWJsb2NrGAMgASgJEhEKCXBhZ2Vfc2l6ZRgEIAEoBRISCgpwYWdlX3Rva2VuGAUgASgJIlsKGUxpc3RCbG9ja1ZlcnNpb25zUmVzcG9uc2USJQoIdmVyc2lvbnMYASADKAsyEy5tZW1zdHJlYW0udjEuQmxvY2sSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIh0KDUFwcGVuZFRvQmxvY2sSDAoEdGV4dBgBIAEoCSIqCg5SZXBsYWNlSW5CbG9jaxILCgNvbGQYASABKAkSCwoDbmV3GAIgASgJIisKDUluc2VydEluQmxvY2sSDAoEbGluZRgBIAEoBRIMCgR0ZXh0GAIgASgJIv0BChBFZGl0QmxvY2tSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDQoFYmxvY2sYAyABKAkSLQoGYXBwZW5kGAQgASgLMhsubWVtc3RyZWFtLnYxLkFwcGVuZFRvQmxvY2tIABIvCgdyZXBsYWNlGAUgASgLMhwubWVtc3RyZWFtLnYxLlJlcGxhY2VJbkJsb2NrSAASLQoGaW5zZXJ0GAYgASgLMhsubWVtc3RyZWFtLnYxLkluc2VydEluQmxvY2tIABIMCgRldGFnGAcgASgJEhIKCnJlcXVlc3RfaWQYCCABKAlCBgoEZWRpdCI3ChFFZGl0QmxvY2tSZXNwb25zZRIiCgVibG9jaxgBIAEoCzITLm1lbXN0cmVhbS52MS5CbG9jayJoChJEZWxldGVCbG9ja1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRINCgVibG9jaxgDIAEoCRIMCgRldGFnGAQgASgJEhIKCnJlcXVlc3RfaWQYBSABKAkiJgoTRGVsZXRlQmxvY2tSZXNwb25zZRIPCgdkZWxldGVkGAEgASgIIusBChJXYXRjaEJsb2Nrc1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRI6CgVrbm93bhgDIAMoCzIrLm1lbXN0cmVhbS52MS5XYXRjaEJsb2Nrc1JlcXVlc3QuS25vd25FbnRyeRISCgptZW1vcnlfdWlkGAQgASgJEjQKEXByb2dyZXNzX2ludGVydmFsGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uGiwKCktub3duRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgDOgI4ASJfChNXYXRjaEJsb2Nrc1Jlc3BvbnNlEiMKBmJsb2NrcxgBIAMoCzITLm1lbXN0cmVhbS52MS5CbG9jaxIPCgdkZWxldGVkGAIgAygJEhIKCm1lbW9yeV91aWQYAyABKAky0wQKDEJsb2NrU2VydmljZRJJCghQdXRCbG9jaxIdLm1lbXN0cmVhbS52MS5QdXRCbG9ja1JlcXVlc3QaHi5tZW1zdHJlYW0udjEuUHV0QmxvY2tSZXNwb25zZRJJCghHZXRCbG9jaxIdLm1lbXN0cmVhbS52MS5HZXRCbG9ja1JlcXVlc3QaHi5tZW1zdHJlYW0udjEuR2V0QmxvY2tSZXNwb25zZRJPCgpMaXN0QmxvY2tzEh8ubWVtc3RyZWFtLnYxLkxpc3RCbG9ja3NSZXF1ZXN0GiAubWVtc3RyZWFtLnYxLkxpc3RCbG9ja3NSZXNwb25zZRJkChFMaXN0QmxvY2tWZXJzaW9ucxImLm1lbXN0cmVhbS52MS5MaXN0QmxvY2tWZXJzaW9uc1JlcXVlc3QaJy5tZW1zdHJlYW0udjEuTGlzdEJsb2NrVmVyc2lvbnNSZXNwb25zZRJMCglFZGl0QmxvY2sSHi5tZW1zdHJlYW0udjEuRWRpdEJsb2NrUmVxdWVzdBofLm1lbXN0cmVhbS52MS5FZGl0QmxvY2tSZXNwb25zZRJSCgtEZWxldGVCbG9jaxIgLm1lbXN0cmVhbS52MS5EZWxldGVCbG9ja1JlcXVlc3QaIS5tZW1zdHJlYW0udjEuRGVsZXRlQmxvY2tSZXNwb25zZRJUCgtXYXRjaEJsb2NrcxIgLm1lbXN0cmVhbS52MS5XYXRjaEJsb2Nrc1JlcXVlc3QaIS5tZW1zdHJlYW0udjEuV2F0Y2hCbG9ja3NSZXNwb25zZTABQlIKEGRldi5tZW1zdHJlYW0udjFCEUJsb2NrU2VydmljZVByb3RvUAFaKW1lbXN0cmVhbS5kZXYvZ28vbWVtc3RyZWFtL3YxO21lbXN0cmVhbXYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_memstream_v1_fragment]);
+  fileDesc("CiBtZW1zdHJlYW0vdjEvYmxvY2tfc2VydmljZS5wcm90bxIMbWVtc3RyZWFtLnYxIuEBChBTdGFuZGluZ1F1ZXN0aW9uEgwKBHRleHQYASABKAkSFAoMaW5zdHJ1Y3Rpb25zGAIgASgJEhIKBWxpbWl0GAMgASgFSACIAQESGgoNbWluX3JlbGV2YW5jZRgEIAEoAUgBiAEBEiwKBmZpbHRlchgFIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchIvCgxtaW5faW50ZXJ2YWwYBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb25CCAoGX2xpbWl0QhAKDl9taW5fcmVsZXZhbmNlIiQKDExpbmVDaXRhdGlvbhIUCgxmcmFnbWVudF9pZHMYASADKAkiowEKDlN0YW5kaW5nQW5zd2VyEjAKCHF1ZXN0aW9uGAEgASgLMh4ubWVtc3RyZWFtLnYxLlN0YW5kaW5nUXVlc3Rpb24SLQoJY2l0YXRpb25zGAIgAygLMhoubWVtc3RyZWFtLnYxLkxpbmVDaXRhdGlvbhINCgVtb2RlbBgDIAEoCRIQCghyZXZpc2lvbhgEIAEoAxIPCgdwcm9ibGVtGAUgASgJIqkDCgVCbG9jaxIMCgRuYW1lGAEgASgJEgwKBHRleHQYAiABKAkSDAoEZXRhZxgDIAEoCRIPCgd2ZXJzaW9uGAQgASgDEhIKCm1heF90b2tlbnMYBSABKAUSMwoIbWV0YWRhdGEYBiADKAsyIS5tZW1zdHJlYW0udjEuQmxvY2suTWV0YWRhdGFFbnRyeRIvCgtjcmVhdGVfdGltZRgHIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdXBkYXRlX3RpbWUYCCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhEKCXByaW5jaXBhbBgJIAEoCRIOCgZ0b2tlbnMYCiABKAUSGQoRaGlkZGVuX2NoYXJhY3RlcnMYCyADKAkSLgoIc3RhbmRpbmcYDCABKAsyHC5tZW1zdHJlYW0udjEuU3RhbmRpbmdBbnN3ZXIaTAoNTWV0YWRhdGFFbnRyeRILCgNrZXkYASABKAkSKgoFdmFsdWUYAiABKAsyGy5tZW1zdHJlYW0udjEuTWV0YWRhdGFWYWx1ZToCOAEimgEKDUJsb2NrTWV0YWRhdGESOwoIbWV0YWRhdGEYASADKAsyKS5tZW1zdHJlYW0udjEuQmxvY2tNZXRhZGF0YS5NZXRhZGF0YUVudHJ5GkwKDU1ldGFkYXRhRW50cnkSCwoDa2V5GAEgASgJEioKBXZhbHVlGAIgASgLMhsubWVtc3RyZWFtLnYxLk1ldGFkYXRhVmFsdWU6AjgBIqACCg9QdXRCbG9ja1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRINCgVibG9jaxgDIAEoCRIMCgR0ZXh0GAQgASgJEhcKCm1heF90b2tlbnMYBSABKAVIAYgBARItCghtZXRhZGF0YRgGIAEoCzIbLm1lbXN0cmVhbS52MS5CbG9ja01ldGFkYXRhEg4KBGV0YWcYByABKAlIABIQCgZhYnNlbnQYCCABKAhIABISCgpyZXF1ZXN0X2lkGAkgASgJEjAKCHN0YW5kaW5nGAogASgLMh4ubWVtc3RyZWFtLnYxLlN0YW5kaW5nUXVlc3Rpb25CDgoMcHJlY29uZGl0aW9uQg0KC19tYXhfdG9rZW5zIjYKEFB1dEJsb2NrUmVzcG9uc2USIgoFYmxvY2sYASABKAsyEy5tZW1zdHJlYW0udjEuQmxvY2siVAoPR2V0QmxvY2tSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDQoFYmxvY2sYAyABKAkSDwoHdmVyc2lvbhgEIAEoAyI2ChBHZXRCbG9ja1Jlc3BvbnNlEiIKBWJsb2NrGAEgASgLMhMubWVtc3RyZWFtLnYxLkJsb2NrIl0KEUxpc3RCbG9ja3NSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSEQoJcGFnZV9zaXplGAMgASgFEhIKCnBhZ2VfdG9rZW4YBCABKAkiUgoSTGlzdEJsb2Nrc1Jlc3BvbnNlEiMKBmJsb2NrcxgBIAMoCzITLm1lbXN0cmVhbS52MS5CbG9jaxIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkicwoYTGlzdEJsb2NrVmVyc2lvbnNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDQoFYmxvY2sYAyABKAkSEQoJcGFnZV9zaXplGAQgASgFEhIKCnBhZ2VfdG9rZW4YBSABKAkiWwoZTGlzdEJsb2NrVmVyc2lvbnNSZXNwb25zZRIlCgh2ZXJzaW9ucxgBIAMoCzITLm1lbXN0cmVhbS52MS5CbG9jaxIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiHQoNQXBwZW5kVG9CbG9jaxIMCgR0ZXh0GAEgASgJIioKDlJlcGxhY2VJbkJsb2NrEgsKA29sZBgBIAEoCRILCgNuZXcYAiABKAkiKwoNSW5zZXJ0SW5CbG9jaxIMCgRsaW5lGAEgASgFEgwKBHRleHQYAiABKAki/QEKEEVkaXRCbG9ja1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRINCgVibG9jaxgDIAEoCRItCgZhcHBlbmQYBCABKAsyGy5tZW1zdHJlYW0udjEuQXBwZW5kVG9CbG9ja0gAEi8KB3JlcGxhY2UYBSABKAsyHC5tZW1zdHJlYW0udjEuUmVwbGFjZUluQmxvY2tIABItCgZpbnNlcnQYBiABKAsyGy5tZW1zdHJlYW0udjEuSW5zZXJ0SW5CbG9ja0gAEgwKBGV0YWcYByABKAkSEgoKcmVxdWVzdF9pZBgIIAEoCUIGCgRlZGl0IjcKEUVkaXRCbG9ja1Jlc3BvbnNlEiIKBWJsb2NrGAEgASgLMhMubWVtc3RyZWFtLnYxLkJsb2NrImgKEkRlbGV0ZUJsb2NrUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEg0KBWJsb2NrGAMgASgJEgwKBGV0YWcYBCABKAkSEgoKcmVxdWVzdF9pZBgFIAEoCSImChNEZWxldGVCbG9ja1Jlc3BvbnNlEg8KB2RlbGV0ZWQYASABKAgi6wEKEldhdGNoQmxvY2tzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEjoKBWtub3duGAMgAygLMisubWVtc3RyZWFtLnYxLldhdGNoQmxvY2tzUmVxdWVzdC5Lbm93bkVudHJ5EhIKCm1lbW9yeV91aWQYBCABKAkSNAoRcHJvZ3Jlc3NfaW50ZXJ2YWwYBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24aLAoKS25vd25FbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAM6AjgBIl8KE1dhdGNoQmxvY2tzUmVzcG9uc2USIwoGYmxvY2tzGAEgAygLMhMubWVtc3RyZWFtLnYxLkJsb2NrEg8KB2RlbGV0ZWQYAiADKAkSEgoKbWVtb3J5X3VpZBgDIAEoCTLTBAoMQmxvY2tTZXJ2aWNlEkkKCFB1dEJsb2NrEh0ubWVtc3RyZWFtLnYxLlB1dEJsb2NrUmVxdWVzdBoeLm1lbXN0cmVhbS52MS5QdXRCbG9ja1Jlc3BvbnNlEkkKCEdldEJsb2NrEh0ubWVtc3RyZWFtLnYxLkdldEJsb2NrUmVxdWVzdBoeLm1lbXN0cmVhbS52MS5HZXRCbG9ja1Jlc3BvbnNlEk8KCkxpc3RCbG9ja3MSHy5tZW1zdHJlYW0udjEuTGlzdEJsb2Nrc1JlcXVlc3QaIC5tZW1zdHJlYW0udjEuTGlzdEJsb2Nrc1Jlc3BvbnNlEmQKEUxpc3RCbG9ja1ZlcnNpb25zEiYubWVtc3RyZWFtLnYxLkxpc3RCbG9ja1ZlcnNpb25zUmVxdWVzdBonLm1lbXN0cmVhbS52MS5MaXN0QmxvY2tWZXJzaW9uc1Jlc3BvbnNlEkwKCUVkaXRCbG9jaxIeLm1lbXN0cmVhbS52MS5FZGl0QmxvY2tSZXF1ZXN0Gh8ubWVtc3RyZWFtLnYxLkVkaXRCbG9ja1Jlc3BvbnNlElIKC0RlbGV0ZUJsb2NrEiAubWVtc3RyZWFtLnYxLkRlbGV0ZUJsb2NrUmVxdWVzdBohLm1lbXN0cmVhbS52MS5EZWxldGVCbG9ja1Jlc3BvbnNlElQKC1dhdGNoQmxvY2tzEiAubWVtc3RyZWFtLnYxLldhdGNoQmxvY2tzUmVxdWVzdBohLm1lbXN0cmVhbS52MS5XYXRjaEJsb2Nrc1Jlc3BvbnNlMAFCUgoQZGV2Lm1lbXN0cmVhbS52MUIRQmxvY2tTZXJ2aWNlUHJvdG9QAVopbWVtc3RyZWFtLmRldi9nby9tZW1zdHJlYW0vdjE7bWVtc3RyZWFtdjFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_memstream_v1_fragment]);
+
+/**
+ * A question to the memory, of which a block has the answer: a standing answer. The server recalls the question after
+ * commits, and writes the block again when what it finds has changed: with an LLM its answer, else the memories that it
+ * finds, a line for each. When a memory that the text was made of is erased, the text and the versions that were made of
+ * it are erased in the same transaction.
+ *
+ * @generated from message memstream.v1.StandingQuestion
+ */
+export type StandingQuestion = Message<"memstream.v1.StandingQuestion"> & {
+  /**
+   * What is recalled, as RecallQuery.text.
+   *
+   * @generated from field: string text = 1;
+   */
+  text: string;
+
+  /**
+   * How an LLM is to write the answer: language, form, what matters. Without an LLM it has no effect.
+   *
+   * @generated from field: string instructions = 2;
+   */
+  instructions: string;
+
+  /**
+   * Most memories that the answer is made of, 1 to `Limits.recall_limit_max`. Unset: by policy.
+   *
+   * @generated from field: optional int32 limit = 3;
+   */
+  limit?: number | undefined;
+
+  /**
+   * Minimum relevance, in [0, 1]. Unset: by policy.
+   *
+   * @generated from field: optional double min_relevance = 4;
+   */
+  minRelevance?: number | undefined;
+
+  /**
+   * Which memories may be found.
+   *
+   * @generated from field: memstream.v1.FragmentFilter filter = 5;
+   */
+  filter?: FragmentFilter | undefined;
+
+  /**
+   * At least this long between two versions, from 0 to 1 day. A text that was made of a memory that is forgotten,
+   * superseded or changed is written again at once. Unset: 10 s.
+   *
+   * @generated from field: google.protobuf.Duration min_interval = 6;
+   */
+  minInterval?: Duration | undefined;
+};
+
+/**
+ * Describes the message memstream.v1.StandingQuestion.
+ * Use `create(StandingQuestionSchema)` to create a new message.
+ */
+export const StandingQuestionSchema: GenMessage<StandingQuestion> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_block_service, 0);
+
+/**
+ * What a line of a standing answer follows from.
+ *
+ * @generated from message memstream.v1.LineCitation
+ */
+export type LineCitation = Message<"memstream.v1.LineCitation"> & {
+  /**
+   * The fragments.
+   *
+   * @generated from field: repeated string fragment_ids = 1;
+   */
+  fragmentIds: string[];
+};
+
+/**
+ * Describes the message memstream.v1.LineCitation.
+ * Use `create(LineCitationSchema)` to create a new message.
+ */
+export const LineCitationSchema: GenMessage<LineCitation> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_block_service, 1);
+
+/**
+ * The state of a block that keeps itself.
+ *
+ * @generated from message memstream.v1.StandingAnswer
+ */
+export type StandingAnswer = Message<"memstream.v1.StandingAnswer"> & {
+  /**
+   * The question.
+   *
+   * @generated from field: memstream.v1.StandingQuestion question = 1;
+   */
+  question?: StandingQuestion | undefined;
+
+  /**
+   * For each line of the text, what it follows from.
+   *
+   * @generated from field: repeated memstream.v1.LineCitation citations = 2;
+   */
+  citations: LineCitation[];
+
+  /**
+   * The model that wrote the text; empty: the text is what was found.
+   *
+   * @generated from field: string model = 3;
+   */
+  model: string;
+
+  /**
+   * The revision of the memory up to which the text is known to hold; 0: it is not written yet. Only in answers of
+   * GetBlock and ListBlocks.
+   *
+   * @generated from field: int64 revision = 4;
+   */
+  revision: bigint;
+
+  /**
+   * Why the text is not up to date: a model that does not answer, a quota. It is tried again. Empty: nothing is wrong.
+   * Only in answers of GetBlock and ListBlocks.
+   *
+   * @generated from field: string problem = 5;
+   */
+  problem: string;
+};
+
+/**
+ * Describes the message memstream.v1.StandingAnswer.
+ * Use `create(StandingAnswerSchema)` to create a new message.
+ */
+export const StandingAnswerSchema: GenMessage<StandingAnswer> = /*@__PURE__*/
+  messageDesc(file_memstream_v1_block_service, 2);
 
 /**
  * A version of a block.
@@ -100,6 +232,13 @@ export type Block = Message<"memstream.v1.Block"> & {
    * @generated from field: repeated string hidden_characters = 11;
    */
   hiddenCharacters: string[];
+
+  /**
+   * Set if the block keeps itself.
+   *
+   * @generated from field: memstream.v1.StandingAnswer standing = 12;
+   */
+  standing?: StandingAnswer | undefined;
 };
 
 /**
@@ -107,7 +246,7 @@ export type Block = Message<"memstream.v1.Block"> & {
  * Use `create(BlockSchema)` to create a new message.
  */
 export const BlockSchema: GenMessage<Block> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 0);
+  messageDesc(file_memstream_v1_block_service, 3);
 
 /**
  * Metadata of a block.
@@ -128,7 +267,7 @@ export type BlockMetadata = Message<"memstream.v1.BlockMetadata"> & {
  * Use `create(BlockMetadataSchema)` to create a new message.
  */
 export const BlockMetadataSchema: GenMessage<BlockMetadata> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 1);
+  messageDesc(file_memstream_v1_block_service, 4);
 
 /**
  * Writes a block.
@@ -207,6 +346,14 @@ export type PutBlockRequest = Message<"memstream.v1.PutBlockRequest"> & {
    * @generated from field: string request_id = 9;
    */
   requestId: string;
+
+  /**
+   * The block keeps itself from now on: `text` must be empty, and the present text stays until the first answer. Needs
+   * the right to recall the memory, too. Unset: the block has `text`, and no longer keeps itself.
+   *
+   * @generated from field: memstream.v1.StandingQuestion standing = 10;
+   */
+  standing?: StandingQuestion | undefined;
 };
 
 /**
@@ -214,7 +361,7 @@ export type PutBlockRequest = Message<"memstream.v1.PutBlockRequest"> & {
  * Use `create(PutBlockRequestSchema)` to create a new message.
  */
 export const PutBlockRequestSchema: GenMessage<PutBlockRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 2);
+  messageDesc(file_memstream_v1_block_service, 5);
 
 /**
  * The block as written.
@@ -235,7 +382,7 @@ export type PutBlockResponse = Message<"memstream.v1.PutBlockResponse"> & {
  * Use `create(PutBlockResponseSchema)` to create a new message.
  */
 export const PutBlockResponseSchema: GenMessage<PutBlockResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 3);
+  messageDesc(file_memstream_v1_block_service, 6);
 
 /**
  * Names a block.
@@ -277,7 +424,7 @@ export type GetBlockRequest = Message<"memstream.v1.GetBlockRequest"> & {
  * Use `create(GetBlockRequestSchema)` to create a new message.
  */
 export const GetBlockRequestSchema: GenMessage<GetBlockRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 4);
+  messageDesc(file_memstream_v1_block_service, 7);
 
 /**
  * The block.
@@ -298,7 +445,7 @@ export type GetBlockResponse = Message<"memstream.v1.GetBlockResponse"> & {
  * Use `create(GetBlockResponseSchema)` to create a new message.
  */
 export const GetBlockResponseSchema: GenMessage<GetBlockResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 5);
+  messageDesc(file_memstream_v1_block_service, 8);
 
 /**
  * Which blocks to list.
@@ -340,7 +487,7 @@ export type ListBlocksRequest = Message<"memstream.v1.ListBlocksRequest"> & {
  * Use `create(ListBlocksRequestSchema)` to create a new message.
  */
 export const ListBlocksRequestSchema: GenMessage<ListBlocksRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 6);
+  messageDesc(file_memstream_v1_block_service, 9);
 
 /**
  * A page of blocks.
@@ -368,7 +515,7 @@ export type ListBlocksResponse = Message<"memstream.v1.ListBlocksResponse"> & {
  * Use `create(ListBlocksResponseSchema)` to create a new message.
  */
 export const ListBlocksResponseSchema: GenMessage<ListBlocksResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 7);
+  messageDesc(file_memstream_v1_block_service, 10);
 
 /**
  * Which versions to list.
@@ -417,7 +564,7 @@ export type ListBlockVersionsRequest = Message<"memstream.v1.ListBlockVersionsRe
  * Use `create(ListBlockVersionsRequestSchema)` to create a new message.
  */
 export const ListBlockVersionsRequestSchema: GenMessage<ListBlockVersionsRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 8);
+  messageDesc(file_memstream_v1_block_service, 11);
 
 /**
  * A page of versions.
@@ -445,7 +592,7 @@ export type ListBlockVersionsResponse = Message<"memstream.v1.ListBlockVersionsR
  * Use `create(ListBlockVersionsResponseSchema)` to create a new message.
  */
 export const ListBlockVersionsResponseSchema: GenMessage<ListBlockVersionsResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 9);
+  messageDesc(file_memstream_v1_block_service, 12);
 
 /**
  * Adds lines at the end.
@@ -466,7 +613,7 @@ export type AppendToBlock = Message<"memstream.v1.AppendToBlock"> & {
  * Use `create(AppendToBlockSchema)` to create a new message.
  */
 export const AppendToBlockSchema: GenMessage<AppendToBlock> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 10);
+  messageDesc(file_memstream_v1_block_service, 13);
 
 /**
  * Replaces a part.
@@ -494,7 +641,7 @@ export type ReplaceInBlock = Message<"memstream.v1.ReplaceInBlock"> & {
  * Use `create(ReplaceInBlockSchema)` to create a new message.
  */
 export const ReplaceInBlockSchema: GenMessage<ReplaceInBlock> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 11);
+  messageDesc(file_memstream_v1_block_service, 14);
 
 /**
  * Inserts lines.
@@ -522,7 +669,7 @@ export type InsertInBlock = Message<"memstream.v1.InsertInBlock"> & {
  * Use `create(InsertInBlockSchema)` to create a new message.
  */
 export const InsertInBlockSchema: GenMessage<InsertInBlock> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 12);
+  messageDesc(file_memstream_v1_block_service, 15);
 
 /**
  * Changes a block's text.
@@ -602,7 +749,7 @@ export type EditBlockRequest = Message<"memstream.v1.EditBlockRequest"> & {
  * Use `create(EditBlockRequestSchema)` to create a new message.
  */
 export const EditBlockRequestSchema: GenMessage<EditBlockRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 13);
+  messageDesc(file_memstream_v1_block_service, 16);
 
 /**
  * The block as edited.
@@ -623,7 +770,7 @@ export type EditBlockResponse = Message<"memstream.v1.EditBlockResponse"> & {
  * Use `create(EditBlockResponseSchema)` to create a new message.
  */
 export const EditBlockResponseSchema: GenMessage<EditBlockResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 14);
+  messageDesc(file_memstream_v1_block_service, 17);
 
 /**
  * Names a block.
@@ -672,7 +819,7 @@ export type DeleteBlockRequest = Message<"memstream.v1.DeleteBlockRequest"> & {
  * Use `create(DeleteBlockRequestSchema)` to create a new message.
  */
 export const DeleteBlockRequestSchema: GenMessage<DeleteBlockRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 15);
+  messageDesc(file_memstream_v1_block_service, 18);
 
 /**
  * The block is gone.
@@ -693,7 +840,7 @@ export type DeleteBlockResponse = Message<"memstream.v1.DeleteBlockResponse"> & 
  * Use `create(DeleteBlockResponseSchema)` to create a new message.
  */
 export const DeleteBlockResponseSchema: GenMessage<DeleteBlockResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 16);
+  messageDesc(file_memstream_v1_block_service, 19);
 
 /**
  * Which memory's blocks to watch.
@@ -743,7 +890,7 @@ export type WatchBlocksRequest = Message<"memstream.v1.WatchBlocksRequest"> & {
  * Use `create(WatchBlocksRequestSchema)` to create a new message.
  */
 export const WatchBlocksRequestSchema: GenMessage<WatchBlocksRequest> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 17);
+  messageDesc(file_memstream_v1_block_service, 20);
 
 /**
  * Changes of blocks.
@@ -779,12 +926,14 @@ export type WatchBlocksResponse = Message<"memstream.v1.WatchBlocksResponse"> & 
  * Use `create(WatchBlocksResponseSchema)` to create a new message.
  */
 export const WatchBlocksResponseSchema: GenMessage<WatchBlocksResponse> = /*@__PURE__*/
-  messageDesc(file_memstream_v1_block_service, 18);
+  messageDesc(file_memstream_v1_block_service, 21);
 
 /**
  * Blocks of memories: a persona, a profile, a task. A block belongs to a memory, is written as a whole or edited, and
  * keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
  * blocks, deleting it deletes them, a clone has none.
+ *
+ * A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
  *
  * Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
  * write `agent/joy#persona`: namespace, memory, block.
@@ -793,7 +942,8 @@ export const WatchBlocksResponseSchema: GenMessage<WatchBlocksResponse> = /*@__P
  */
 export const BlockService: GenService<{
   /**
-   * Writes a block; creates it if necessary. A call that changes nothing makes no version.
+   * Writes a block, or the question by which it keeps itself; creates it if necessary. A call that changes nothing makes
+   * no version.
    *
    * @generated from rpc memstream.v1.BlockService.PutBlock
    */
@@ -833,7 +983,7 @@ export const BlockService: GenService<{
     output: typeof ListBlockVersionsResponseSchema;
   },
   /**
-   * Changes a block's text: append, replace, insert.
+   * Changes a block's text: append, replace, insert. A block that keeps itself is not edited.
    *
    * @generated from rpc memstream.v1.BlockService.EditBlock
    */

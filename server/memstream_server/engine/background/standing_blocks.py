@@ -1,0 +1,261 @@
+"""Blocks that keep themselves: recalls their questions after commits, and writes what has changed.
+
+Rule 1. A question is recalled when the memory's revision has risen since, or when a fragment of the answer expires or
+becomes valid; at most once every PAUSE_US. How far a block is stands in the journal: nothing is lost by a crash.
+Rule 2. A text is written again only if what it is made of has changed, after the question's interval at the earliest;
+at once if a fragment that it was made of is gone or has changed.
+Rule 3. A model that fails leaves the text, names the problem, and is tried again. A text that no longer holds is
+replaced by what was found until then.
+Rule 4. The journal takes a text only if all fragments that it was made of are there with the same words
+(ports/blocks.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from memstream_server.core.budget import estimated_tokens
+from memstream_server.core.context.evidence_lines import digest_of, write_lines
+from memstream_server.core.retention import expiry_us
+from memstream_server.core.values import Fragment, TruthStatus
+from memstream_server.engine.background.task import BackgroundTask, wait_for_news
+from memstream_server.engine.errors import EngineError, EtagMismatch, MemoryNotFound, OwnedElsewhere
+from memstream_server.engine.lifecycle import drop_expired
+from memstream_server.engine.memory.decision import account_of
+from memstream_server.engine.requests import Query, RecallAnswer
+from memstream_server.ports.blocks import Block, BlockContent, BlockName, MemoryName, StandingAnswer, StandingState
+from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.models import ModelError, ModelUnavailable
+
+if TYPE_CHECKING:
+    from memstream_server.engine.blocks import Blocks
+    from memstream_server.engine.memory.actor import Actor
+    from memstream_server.engine.recall.recall import Recaller
+    from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
+    from memstream_server.engine.runtime.registry import Registry
+
+log = structlog.get_logger(__name__)
+
+PAUSE_US = 1_000_000
+"""Between two recalls of a question: one covers a burst of commits."""
+QUIET_S = 5.0
+"""How often blocks are looked for that nothing announced: other servers write them, too."""
+ROUND_PAUSE_S = 0.05
+DUE_MAX = 100
+TOKENS = 1_000
+"""Of a text without a bound of its own."""
+SHOWN_TOKENS, MEMORY_TOKENS = 12_000, 1_000
+"""Of the memories that an LLM reads, and of one of them."""
+RETRY_US, RETRY_MAX_US = 1_000_000, 600_000_000
+"""The first and the longest wait after a failure; each is twice the one before."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """What the recall found, as it is shown, and what the text that is made of it is made of."""
+
+    answer: RecallAnswer
+    shown: Sequence[tuple[Fragment, str]]
+    digest: bytes
+
+    @property
+    def contents(self) -> Mapping[str, str]:
+        return {one.id: one.content for one, _ in self.shown}
+
+
+class StandingBlocks(BackgroundTask):
+    """One background task. The engine starts and stops it."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        models: EngineModels,
+        runtime: Runtime,
+        registry: Registry,
+        recaller: Recaller,
+        blocks: Blocks,
+        model: str,
+    ) -> None:
+        """model: name of the LLM that answers; empty without one."""
+        self._store = storage.blocks
+        self._journal = storage.journal
+        self._insights = models.insights
+        self._clock = runtime.clock
+        self._registry = registry
+        self._recaller = recaller
+        self._blocks = blocks
+        self._model = model if models.insights is not None else ""
+        self._news = asyncio.Event()
+        self._failures: dict[tuple[str, str], int] = {}
+        self.memories: frozenset[str] = frozenset()
+        """Uids of those with blocks that keep themselves, as far as this process knows."""
+        blocks.on_question = self.notify
+
+    def notify(self) -> None:
+        """A memory with such a block has changed, or a block has a question."""
+        self._news.set()
+
+    async def _run(self) -> None:
+        while True:
+            self._news.clear()
+            wait_s = QUIET_S
+            try:
+                self.memories = await self._store.list_standing()
+                next_us = await self._run_round() if self.memories else None
+                if next_us is not None:
+                    wait_s = min(QUIET_S, max(0, next_us - self._clock.now_us()) / 1e6)
+            except (JournalError, EngineError) as error:
+                log.warning("standing_blocks_failed", error=error)
+            await asyncio.sleep(ROUND_PAUSE_S)
+            await wait_for_news(self._news, wait_s)
+
+    async def _run_round(self) -> int | None:
+        """Renew what is due; the time at which more will be due without a commit."""
+        tended = await self._registry.ownership.select_tended()
+        due = await self._store.find_due(self._clock.now_us(), DUE_MAX)
+        for uid, name in due.each:
+            if tended(uid):
+                await self._renew_guarded(uid, name)
+        return (await self._store.find_due(self._clock.now_us(), DUE_MAX)).next_us
+
+    async def _renew_guarded(self, uid: str, name: str) -> None:
+        try:
+            async with self._registry.use_uid(uid) as actor:
+                await self._renew(actor, name)
+        except (MemoryNotFound, OwnedElsewhere):
+            return  # its owner does
+        except EtagMismatch:
+            self._news.set()  # written meanwhile, or its sources were: again
+        except (ModelError, EngineError) as error:
+            await self._note_failure(uid, name, error)
+        except Exception as error:  # an unexpected error must not stop the other blocks
+            if isinstance(error, JournalError):
+                raise
+            log.exception("standing_block_failed_unexpectedly")
+            await self._note_failure(uid, name, error)
+        else:
+            self._failures.pop((uid, name), None)
+
+    async def _note_failure(self, uid: str, name: str, error: Exception) -> None:
+        failures = self._failures.get((uid, name), 0)
+        self._failures[uid, name] = failures + 1
+        again_us = self._clock.now_us() + min(RETRY_MAX_US, RETRY_US << min(failures, 20))
+        problem = getattr(error, "summary", "") or getattr(error, "message", "") or type(error).__name__
+        log.warning("standing_block_waits", failures=failures + 1, error=error)
+        await self._store.set_state(uid, name, StandingState(-1, again_us, again_us, problem))
+
+    async def _renew(self, actor: Actor, block_name: str) -> None:
+        record = actor.working.record
+        name = BlockName(MemoryName(record.namespace, record.name), block_name)
+        block = (await self._blocks.read_many([name])).get(name)
+        if block is None or block.content.standing is None:
+            return
+        standing = block.content.standing
+        found = await self._recall(actor, block, standing)
+        now_us = self._clock.now_us()
+        state = StandingState(found.answer.revision, now_us + PAUSE_US, self._find_next_look(actor, found))
+        if found.digest == standing.digest:
+            await self._store.set_state(actor.uid, block_name, state)
+            return
+        holds = await self._still_holds(actor, block, standing)
+        rest_us = block.update_time_us + standing.question.min_interval_us
+        if holds and standing.digest and now_us < rest_us:
+            await self._store.set_state(actor.uid, block_name, StandingState(-1, now_us + PAUSE_US, rest_us))
+            return
+        if found.answer.degraded and holds and block.content.text:
+            raise ModelUnavailable(found.answer.degraded)
+        try:
+            content = await self._write(actor, block, standing, found)
+        except ModelError:
+            if holds and block.content.text:
+                raise
+            # without the model's name: it is not what the question asks for, and is written again
+            await self._blocks.renew(name, block, self._show_found(block, standing, found), found.contents, state)
+            raise
+        await self._blocks.renew(name, block, content, found.contents, state)
+
+    async def _recall(self, actor: Actor, block: Block, standing: StandingAnswer) -> _Found:
+        question = standing.question
+        query = Query(
+            text=question.text,
+            limit=question.limit,
+            min_relevance=question.min_relevance,
+            filter=question.filter,
+            reinforce=False,
+            working_memory=False,
+        )
+        answer = await self._recaller.recall(actor, query)
+        each = [
+            shown.fragment
+            for one in answer.recollections
+            for shown in (one, one.companion)
+            if shown is not None and shown.status is TruthStatus.CURRENT
+        ]
+        tokens = SHOWN_TOKENS if self._model else block.content.max_tokens or TOKENS
+        shown = write_lines(question.text, each, tokens, MEMORY_TOKENS if self._model else 0)
+        made_of = [question.text, question.instructions, self._model, str(block.content.max_tokens)]
+        for fragment, line in shown:
+            made_of += (fragment.id, line)
+        return _Found(answer, shown, digest_of(*made_of))
+
+    def _find_next_look(self, actor: Actor, found: _Found) -> int | None:
+        retention = actor.working.record.policy.retention
+        times = [expiry_us(one, retention) for one, _ in found.shown]
+        times.append(found.answer.validity_change_us)
+        return min([one for one in times if one is not None], default=None)
+
+    async def _still_holds(self, actor: Actor, block: Block, standing: StandingAnswer) -> bool:
+        """Whether all that the text was made of is there, current, and unchanged since."""
+        now_us, seen = self._clock.now_us(), -1 if block.state is None else block.state.revision
+        there = await self._journal.get_fragments(actor.uid, standing.sources)
+        current = [
+            one
+            for one in drop_expired(there, actor.working.record, now_us)
+            if one.forget_time_us is None and one.status_at(now_us) is TruthStatus.CURRENT and one.version <= seen
+        ]
+        return len(current) == len(standing.sources)
+
+    async def _write(self, actor: Actor, block: Block, standing: StandingAnswer, found: _Found) -> BlockContent:
+        """With an LLM its answer, else what was found. Raises ModelError."""
+        if self._insights is None or not found.shown:
+            return _with_digest(self._show_found(block, standing, found), found.digest)
+        tokens = block.content.max_tokens or TOKENS
+        said = await self._insights.answer(
+            standing.question.text,
+            standing.question.instructions,
+            [line for _, line in found.shown],
+            tokens,
+            account_of(actor.working.record),
+        )
+        lines: list[str] = []
+        citations: list[tuple[str, ...]] = []
+        for text, places in said:
+            line = " ".join(text.split("\n"))
+            if estimated_tokens("\n".join([*lines, line])) <= tokens:
+                lines.append(line)
+                citations.append(tuple(found.shown[place][0].id for place in places))
+        answer = _make_answer(standing, found, citations)
+        answer = replace(answer, digest=found.digest, model=self._model)
+        return replace(block.content, text="\n".join(lines), standing=answer)
+
+    def _show_found(self, block: Block, standing: StandingAnswer, found: _Found) -> BlockContent:
+        """The lines of what was found, as many as fit."""
+        tokens = block.content.max_tokens or TOKENS
+        shown = write_lines(standing.question.text, [one for one, _ in found.shown], tokens)
+        answer = _make_answer(standing, found, [(one.id,) for one, _ in shown])
+        return replace(block.content, text="\n".join(line for _, line in shown), standing=answer)
+
+
+def _make_answer(standing: StandingAnswer, found: _Found, citations: Sequence[tuple[str, ...]]) -> StandingAnswer:
+    sources = tuple([one.id for one, _ in found.shown])
+    return replace(standing, citations=tuple(citations), sources=sources, digest=b"", model="")
+
+
+def _with_digest(content: BlockContent, digest: bytes) -> BlockContent:
+    assert content.standing is not None
+    return replace(content, standing=replace(content.standing, digest=digest))
