@@ -82,3 +82,18 @@ async def test_transactions_without_the_right_delete_nothing(
             await writer.write_together("v", [said, deletion])
         after = [one async for one in talk.messages()], await root.get_state("v", memstream.StateScope.APP, "deleting")
         assert after == before
+
+
+async def test_block_keeps_itself_only_by_the_right_to_recall(guarded: Guarded) -> None:
+    """Who may write a block, but not recall its memory, cannot let it show what the memory holds."""
+    address, keys = guarded.server.address, guarded.keys
+    async with memstream.connect(address, token=keys["root"]) as root:
+        await (await root.create_memory("v/kept")).observe_batch([KEY])
+        await root.memory("v/kept").blocks.keep("mine", "Where is the key?")
+    async with memstream.connect(address, token=keys["only-write"]) as writer:
+        blocks = writer.memory("v/kept").blocks
+        await blocks.put("theirs", "")
+        with pytest.raises(PermissionDenied, match="the right recall"):
+            await blocks.keep("theirs", "Where is the key?")
+        with pytest.raises(PermissionDenied, match="the right recall"):
+            await blocks.keep("mine", "Where is the heron?")

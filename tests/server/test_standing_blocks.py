@@ -14,6 +14,7 @@ import memstream
 from memstream import Block, Client, Filter, InvalidRequest, Memory, Observation, OperationState
 from tests.server.conftest import MakeServer, restarted, started
 from tests.server.test_erase import files_with
+from tests.server.test_transfer import exported, imported
 from tests.support.fake_openai import JSON, FakeOpenAI, Fault
 from tests.support.journals import only_sqlite
 from tests.support.server import ServerProcess
@@ -166,6 +167,22 @@ async def test_killed_server_goes_on_with_what_is_due(make_server: MakeServer) -
     await restarted(server)
     async with memstream.connect(server.address) as client:
         assert COFFEE in (await settled(client.memory("standing/bob"))).text
+
+
+async def test_export_keeps_question_and_sources(client: Client, bob: Memory) -> None:
+    """An erasure in the imported memory reaches the text that the exporting server made."""
+    erased, _ = await observe(bob, TEA, COFFEE)
+    await bob.blocks.keep("drinks", QUESTION, filter=Filter(kinds=["observation"]), min_interval=AT_ONCE)
+    await settled(bob)
+    lines = await exported(client, bob.namespace, bob.name)
+    await imported(client, bob.namespace, lines, memory="copy")
+    copied = client.memory(f"{bob.namespace}/copy")
+    before = await copied.blocks.get("drinks")
+    assert TEA in before.text
+    assert before.standing is not None
+    assert (before.standing.question, before.standing.filtered) == (QUESTION, True)
+    await client.finished(await copied.erase_fragments([erased]))
+    assert not [text for text in await versions(copied) if TEA in text]
 
 
 # ---- with an LLM

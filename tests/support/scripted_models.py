@@ -137,6 +137,14 @@ class ScriptedInsights(Outages):
         self.shown.append(tuple(texts))
         return [f"insight of {len(texts)}: {texts[0]}"] if self._promotion is None else list(self._promotion)
 
+    async def answer(
+        self, question: str, instructions: str, texts: Sequence[str], tokens: int, account: Account | None = None
+    ) -> list[tuple[str, tuple[int, ...]]]:
+        self._called()
+        _charge_account(account, len(texts))
+        self.shown.append(tuple(texts))
+        return [(text, (place,)) for place, text in enumerate(texts)]
+
     async def derive_questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
         self._called()
         _charge_account(account, len(texts))

@@ -135,9 +135,7 @@ class Engine:
         self.purging = Purging(self.operations, self._retention, self._registry)
         self.memories = Memories(storage, models, runtime, self._registry, self._handle_deleted)
         self.blocks = Blocks(storage.blocks, storage.journal, runtime.clock, storage.poll_interval_s, runtime.limits)
-        self._standing_blocks = StandingBlocks(
-            storage, models, runtime, self._registry, self._recaller, self.blocks, insight_model
-        )
+        self._standing_blocks = StandingBlocks(parts, self._registry, self._recaller, self.blocks, insight_model)
         self.conflicts = Conflicts(storage, runtime, self._registry)
         self.fragments = Fragments(storage, models, runtime, self._registry)
         self.feeds = Feeds(storage, runtime, self.fragments)

@@ -11,6 +11,7 @@ from math import log
 
 from msgspec.structs import replace
 
+from memstream_server.core.budget import estimated_tokens
 from memstream_server.core.context.values import (
     ContextBlock,
     ContextPart,
@@ -171,6 +172,23 @@ class Texts:
             else:
                 high = middle - 1
         return _cut(text, low) if low else ""
+
+
+def write_lines(
+    question: str, found: Sequence[Fragment], tokens: int, memory_tokens: int = 0
+) -> list[tuple[Fragment, str]]:
+    """The lines of a standing answer: those of the memories, best first, that fit into so many tokens, in the order of
+    time. memory_tokens: most of one of them; 0: as in a context."""
+    inputs = Inputs(question=question, now_us=0, budget=tokens, count=estimated_tokens, memory_tokens=memory_tokens)
+    texts = Texts(inputs)
+    kept: list[tuple[Fragment, str]] = []
+    for fragment in found:
+        line = texts.write_line(fragment)
+        cost = estimated_tokens(f"{line}\n")
+        if cost <= tokens:
+            kept.append((fragment, line))
+            tokens -= cost
+    return sorted(kept, key=lambda one: (one[0].observe_time_us, one[0].id))
 
 
 def _cut(text: str, characters: int) -> str:

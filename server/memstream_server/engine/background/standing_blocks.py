@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import structlog
 
 from memstream_server.core.budget import estimated_tokens
-from memstream_server.core.context.evidence_lines import digest_of, write_lines
+from memstream_server.core.context.texts import write_lines
 from memstream_server.core.retention import expiry_us
 from memstream_server.core.values import Fragment, TruthStatus
 from memstream_server.engine.background.task import BackgroundTask, wait_for_news
@@ -36,21 +37,23 @@ if TYPE_CHECKING:
     from memstream_server.engine.blocks import Blocks
     from memstream_server.engine.memory.actor import Actor
     from memstream_server.engine.recall.recall import Recaller
-    from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
+    from memstream_server.engine.runtime.dependencies import EngineParts
     from memstream_server.engine.runtime.registry import Registry
 
 log = structlog.get_logger(__name__)
 
 PAUSE_US = 1_000_000
 """Between two recalls of a question: one covers a burst of commits."""
-QUIET_S = 5.0
-"""How often blocks are looked for that nothing announced: other servers write them, too."""
+QUIET_S, IDLE_S = 5.0, 60.0
+"""How often blocks are looked for that nothing announced: those of other servers, and, where no such block is known and
+no other server writes, those that were imported."""
 ROUND_PAUSE_S = 0.05
 DUE_MAX = 100
 TOKENS = 1_000
 """Of a text without a bound of its own."""
 SHOWN_TOKENS, MEMORY_TOKENS = 12_000, 1_000
 """Of the memories that an LLM reads, and of one of them."""
+_DIGEST_BYTES = 16
 RETRY_US, RETRY_MAX_US = 1_000_000, 600_000_000
 """The first and the longest wait after a failure; each is twice the one before."""
 
@@ -73,23 +76,21 @@ class StandingBlocks(BackgroundTask):
 
     def __init__(
         self,
-        storage: Storage,
-        models: EngineModels,
-        runtime: Runtime,
+        parts: EngineParts,
         registry: Registry,
         recaller: Recaller,
         blocks: Blocks,
         model: str,
     ) -> None:
         """model: name of the LLM that answers; empty without one."""
-        self._store = storage.blocks
-        self._journal = storage.journal
-        self._insights = models.insights
-        self._clock = runtime.clock
+        self._store = parts.storage.blocks
+        self._journal = parts.storage.journal
+        self._insights = parts.models.insights
+        self._clock = parts.runtime.clock
         self._registry = registry
         self._recaller = recaller
         self._blocks = blocks
-        self._model = model if models.insights is not None else ""
+        self._model = model if parts.models.insights is not None else ""
         self._news = asyncio.Event()
         self._failures: dict[tuple[str, str], int] = {}
         self.memories: frozenset[str] = frozenset()
@@ -107,6 +108,8 @@ class StandingBlocks(BackgroundTask):
             try:
                 self.memories = await self._store.list_standing()
                 next_us = await self._run_round() if self.memories else None
+                if not self.memories and not self._registry.ownership.shared:
+                    wait_s = IDLE_S
                 if next_us is not None:
                     wait_s = min(QUIET_S, max(0, next_us - self._clock.now_us()) / 1e6)
             except (JournalError, EngineError) as error:
@@ -201,7 +204,7 @@ class StandingBlocks(BackgroundTask):
         made_of = [question.text, question.instructions, self._model, str(block.content.max_tokens)]
         for fragment, line in shown:
             made_of += (fragment.id, line)
-        return _Found(answer, shown, digest_of(*made_of))
+        return _Found(answer, shown, _make_digest(made_of))
 
     def _find_next_look(self, actor: Actor, found: _Found) -> int | None:
         retention = actor.working.record.policy.retention
@@ -254,6 +257,16 @@ class StandingBlocks(BackgroundTask):
 def _make_answer(standing: StandingAnswer, found: _Found, citations: Sequence[tuple[str, ...]]) -> StandingAnswer:
     sources = tuple([one.id for one, _ in found.shown])
     return replace(standing, citations=tuple(citations), sources=sources, digest=b"", model="")
+
+
+def _make_digest(texts: Sequence[str]) -> bytes:
+    """Differs if one of the texts does."""
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    for text in texts:
+        encoded = text.encode()
+        digest.update(len(encoded).to_bytes(8))
+        digest.update(encoded)
+    return digest.digest()
 
 
 def _with_digest(content: BlockContent, digest: bytes) -> BlockContent:

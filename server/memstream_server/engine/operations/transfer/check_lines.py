@@ -6,13 +6,16 @@ superseded are collected to check chains: 300 bytes each.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
+from itertools import chain
 
 import msgspec
 import numpy as np
 
+from memstream_server.core.filters import Filter
 from memstream_server.core.json_text import find_fault
 from memstream_server.core.tiers import TIERS
 from memstream_server.core.values import METADATA_DEPTH_MAX, MetadataValue, Structured, Tier
@@ -33,6 +36,7 @@ from memstream_server.engine.operations.transfer.lines import (
     policy_of,
     version_of,
 )
+from memstream_server.ports.blocks import StandingAnswer
 
 ID_CHARS = 26
 DIGEST_BYTES = 16
@@ -40,6 +44,9 @@ HELD_MAX = {Tier.SENSORY: 10_000, Tier.SHORT_TERM: 1_000}
 """The largest number of fragments per tier that a policy allows."""
 ENHANCEMENTS_MAX = 10_000
 _INT64 = range(-(2**63), 2**63)
+_AN_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
+FILTERS_MAX = 256
+"""In the filter of a block's question, as in a request."""
 
 
 class MalformedExport(Exception):
@@ -248,7 +255,27 @@ class Checker:
             raise self._error_at("name", f"is that of one block more than the {self._terms.blocks_max} of a memory")
         for key, value in line.metadata.items():
             self._check_metadata(f"metadata.{key}", value, 1)
+        if line.standing is not None:
+            self._check_standing(line.standing)
         self._found.blocks += 1
+
+    def _check_standing(self, standing: StandingAnswer) -> None:
+        asked = standing.question
+        if not asked.text.strip():
+            raise self._error_at("standing.question.text", "is empty")
+        bounds: tuple[tuple[str, float, float, float], ...] = (
+            ("limit", 1 if asked.limit is None else asked.limit, 1, 1_000),
+            ("min_relevance", asked.min_relevance or 0, 0, 1),
+            ("min_interval_us", asked.min_interval_us, 0, 86_400_000_000),
+        )
+        for name, value, low, high in bounds:
+            if not low <= value <= high:
+                raise self._error_at(f"standing.question.{name}", f"must be from {low} to {high}")
+        if _count_filters(asked.filter) > FILTERS_MAX:
+            raise self._error_at("standing.question.filter", f"has more than {FILTERS_MAX} filters")
+        for id_ in (*standing.sources, *chain(*standing.citations)):
+            if not _AN_ID.fullmatch(id_):
+                raise self._error_at("standing", "cites what is no id")
 
     def _check_place(self, memory: _Memory, line: FragmentLine) -> None:
         if line.tier not in TIERS[memory.line.kind]:
@@ -465,3 +492,9 @@ def values_of(line: StructuredLine) -> Structured:
 
 
 __all__ = ["Checker", "ImportTerms", "MalformedExport", "Summary", "structured_text", "values_of"]
+
+
+def _count_filters(chosen: Filter) -> int:
+    """With all that is inside."""
+    inner = (*chosen.all_of, *chosen.any_of, *chosen.none_of)
+    return 1 + sum(map(_count_filters, inner))

@@ -378,6 +378,7 @@ def _block_line(block: Block) -> lines.BlockLine:
         metadata=dict(block.content.metadata),
         create_time_us=block.create_time_us,
         update_time_us=block.update_time_us,
+        standing=block.content.standing,
     )
 
 

@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 from memstream_server.core.policy import PROFILES, Policy, Profile
 from memstream_server.core.suspicions import ConflictDecision, ConflictReason
 from memstream_server.core.values import FragmentKind, MemoryKind, MetadataValue, Role, Tier
+from memstream_server.ports.blocks import StandingAnswer
 from memstream_server.ports.conversations import PlanState
 
 FORMAT = "memstream-export"
@@ -212,6 +213,8 @@ class BlockLine(_Line, tag="block", kw_only=True):
     """Of the block."""
     update_time_us: Time
     """Of this version."""
+    standing: StandingAnswer | None = None
+    """What it was made of, if the block keeps itself."""
 
 
 class ConversationLine(_Line, tag="conversation", kw_only=True):

@@ -114,7 +114,7 @@ def lines_from(path: Path, offset: int) -> Iterator[Line]:
 
 def block_of(line: BlockLine, principal: str = "") -> Block:
     """The block of a line, written by `principal`."""
-    content = BlockContent(line.text, line.max_tokens, tuple(sorted(line.metadata.items())))
+    content = BlockContent(line.text, line.max_tokens, tuple(sorted(line.metadata.items())), line.standing)
     return Block(line.name, line.version, content, line.create_time_us, line.update_time_us, principal)
 
 
