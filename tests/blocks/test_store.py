@@ -19,6 +19,10 @@ from memstream_server.ports.blocks import (
     MemoryName,
     NoBlock,
     NoMemory,
+    SourcesChanged,
+    StandingAnswer,
+    StandingQuestion,
+    StandingState,
     Writing,
 )
 from memstream_server.ports.journal.errors import AnswerExists
@@ -173,3 +177,35 @@ async def test_bytes_of_all_versions_count(journal: SqlJournal) -> None:
     assert (await journal.read_bytes(["comedy"]))["comedy"].memories == two
     await journal.blocks.delete_block(PERSONA, None)
     assert (await journal.read_bytes(["comedy"]))["comedy"].memories == empty
+
+
+def standing(text: str) -> Decide:
+    return lambda _old: BlockContent(text, standing=StandingAnswer(StandingQuestion("Who is Joy?")))
+
+
+async def test_standing_block_is_due_until_it_holds(journal: SqlJournal) -> None:
+    assert await journal.blocks.list_standing() == frozenset()
+    await journal.blocks.write_block(PERSONA, standing(""), writing())
+    assert await journal.blocks.list_standing() == {"u1"}
+    assert (await journal.blocks.find_due(9, 9)).each == (("u1", "persona"),)
+    await journal.blocks.set_state("u1", "persona", StandingState(9, 0, 20, "late"))
+    due = await journal.blocks.find_due(9, 9)
+    assert (due.each, due.next_us) == ((), 20)
+    assert (await journal.blocks.find_due(20, 9)).each == (("u1", "persona"),)
+    await journal.blocks.set_state("u1", "persona", StandingState(-1, 30, 30))
+    read = await journal.blocks.get_block(PERSONA)
+    assert read.state == StandingState(9, 30, 30), "the revision does not fall"
+    assert await journal.blocks.list_blocks(JOY, "", 9) == [read]
+    await put(journal, "persona", "x")
+    assert (await journal.blocks.find_due(99, 9)).each == ()
+    await journal.blocks.write_block(PERSONA, standing(""), writing())
+    assert await journal.blocks.delete_block(PERSONA, None)
+    assert await journal.blocks.list_standing() == frozenset()
+
+
+async def test_text_made_of_what_is_gone_is_not_written(journal: SqlJournal) -> None:
+    made = Writing(1_000, "key:ann", 9, 9, StandingState(), {"f1": "gone"})
+    with pytest.raises(SourcesChanged):
+        await journal.blocks.write_block(PERSONA, standing("gone"), made)
+    with pytest.raises(NoBlock):
+        await journal.blocks.get_block(PERSONA)

@@ -95,7 +95,7 @@ _DUE = select(memories.c.uid, _states.name).select_from(_OF_PUBLISHED).where(_IS
 _NEXT = (
     select(func.min(case((_BEHIND, _states.rest_us), else_=_states.look_us))).select_from(_OF_PUBLISHED).where(~_IS_DUE)
 )
-_STANDING = select(memories.c.uid.distinct()).select_from(_OF_PUBLISHED)
+_STANDING = select(memories.c.uid).where(memories.c.number.in_(select(_states.memory)), memories.c.namespace != "")
 
 
 class SqlBlocks:
