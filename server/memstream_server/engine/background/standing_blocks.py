@@ -1,7 +1,7 @@
 """Blocks that keep themselves: recalls their questions after commits, and writes what has changed.
 
 Rule 1. A question is recalled when the memory's revision has risen since, or when a fragment of the answer expires or
-becomes valid; at most once every PAUSE_US. How far a block is stands in the journal: nothing is lost by a crash.
+becomes valid; at most once every PAUSE_US. The journal keeps how far a block is: nothing is lost by a crash.
 Rule 2. A text is written again only if what it is made of has changed, after the question's interval at the earliest;
 at once if a fragment that it was made of is gone or has changed.
 Rule 3. A model that fails leaves the text, names the problem, and is tried again. A text that no longer holds is
