@@ -196,6 +196,9 @@ def test_migration_removes_producers_of_request_ids(tmp_path: Path) -> None:
 
 
 def undo_feeds(connection: Connection) -> None:
+    connection.exec_driver_sql("DROP TABLE standing_blocks")
+    connection.exec_driver_sql("DROP INDEX blocks_sources")
+    connection.exec_driver_sql("ALTER TABLE blocks DROP COLUMN sources")
     connection.exec_driver_sql("DROP INDEX states_parts")
     connection.exec_driver_sql("ALTER TABLE states DROP COLUMN parts")
     connection.exec_driver_sql("DROP INDEX message_bodies_parts")
@@ -337,6 +340,7 @@ def test_every_table_of_tenants_is_counted() -> None:
         "meta",
         "namespace_bytes",
         "event_fragments",
+        "standing_blocks",
     }
     assert {*byte_counts.COUNTED} | others == {*metadata.tables}
 
