@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"memstream.dev/go/internal/callers"
 	v1 "memstream.dev/go/memstream/v1"
 )
 
@@ -104,6 +105,7 @@ type RecallStream struct {
 	session string
 	cancel  context.CancelCauseFunc
 	ended   chan struct{}
+	callers *callers.Callers
 
 	signal
 	openQueries map[string]*pendingQuery
@@ -122,8 +124,9 @@ type RecallStream struct {
 // is not empty. The end of ctx ends the stream, which then fails with CANCELLED or DEADLINE_EXCEEDED.
 func (m *Memory) Recall(ctx context.Context, session string) (*RecallStream, error) {
 	ctx, cancel := m.client.streamContext(withRoute(ctx, m.String()))
+	ctx, asking := callers.With(ctx)
 	stream := &RecallStream{
-		memory: m, session: session, cancel: cancel, ended: make(chan struct{}), signal: newSignal(),
+		memory: m, session: session, cancel: cancel, ended: make(chan struct{}), callers: asking, signal: newSignal(),
 		openQueries: map[string]*pendingQuery{}, inFlightMax: inFlightMax,
 	}
 	go stream.runConnections(ctx)
@@ -219,6 +222,7 @@ func (s *RecallStream) sendQuery(ctx context.Context, asked *pendingQuery) error
 	s.ids++
 	asked.number, asked.query.QueryId = s.ids, strconv.FormatInt(s.ids, 10)
 	s.openQueries[asked.query.GetQueryId()] = asked
+	s.callers.Set(asked.query.GetQueryId(), ctx)
 	s.pushRequest(&v1.RecallRequest{Message: &v1.RecallRequest_Query{Query: asked.query}})
 	return nil
 }
@@ -229,13 +233,19 @@ func (s *RecallStream) cancelQuery(asked *pendingQuery) {
 	if s.openQueries[id] == nil {
 		return
 	}
-	delete(s.openQueries, id)
+	s.forget(id)
 	if index := slices.Index(s.toResend, asked); index >= 0 {
 		s.toResend = slices.Delete(s.toResend, index, index+1)
 	} else {
 		s.pushRequest(&v1.RecallRequest{Message: &v1.RecallRequest_Cancel{Cancel: &v1.RecallCancel{QueryId: id}}})
 	}
 	s.notify()
+}
+
+// forget removes a query that has ended; call it with the lock held.
+func (s *RecallStream) forget(id string) {
+	delete(s.openQueries, id)
+	s.callers.Delete(id)
 }
 
 // notify wakes all waiters, and resends queries while there is room.
@@ -297,7 +307,7 @@ func (s *RecallStream) runConnections(ctx context.Context) {
 	defer s.unlock()
 	s.err = err
 	for id, asked := range s.openQueries {
-		delete(s.openQueries, id)
+		s.forget(id)
 		asked.failQuery(err)
 	}
 	s.toResend = nil
@@ -422,7 +432,7 @@ func (s *RecallStream) completeQuery(done *v1.RecallDone) (bool, error) {
 			return false, err
 		}
 		if !asked.standing {
-			delete(s.openQueries, done.GetQueryId())
+			s.forget(done.GetQueryId())
 		}
 		s.notify()
 	}
@@ -441,7 +451,7 @@ func (s *RecallStream) failQuery(failed *v1.RecallFailed) {
 		time.AfterFunc(cmp.Or(err.RetryAfter, resendDelay), func() { s.resendStanding(asked, connection) })
 		return
 	}
-	delete(s.openQueries, id)
+	s.forget(id)
 	asked.failQuery(err)
 	s.notify()
 }

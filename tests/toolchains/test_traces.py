@@ -84,6 +84,9 @@ def check_spans(collector: Collector) -> None:
         assert one.attributes["gen_ai.operation.name"] == one.name
         assert one.attributes["gen_ai.provider.name"] == "memstream"
         assert collector.list_ancestors(one)[-1:] == [agent.name]
+    (asking,) = collector.find_spans("asking")
+    (asked,) = (one for one in memory if one.parent == asking.id)
+    assert (asked.name, asked.attributes["gen_ai.memory.record.count"]) == ("search_memory", 1), "not below the stream"
     (refused,) = (one for one in memory if "error.type" in one.attributes)
     assert refused.attributes["error.type"] == "MEMORY_NOT_FOUND"
     assert refused.attributes["gen_ai.memory.store.id"] == "private-namespace/other"

@@ -5,9 +5,9 @@
 // Each unary call is a span, with its retries; each connection of a stream is a span, the parent of the server's spans.
 // What a call or a message of a stream does to a memory is a span by OpenTelemetry's conventions for generative AI (in
 // development): search_memory, create_memory and so on, with gen_ai.memory.store.id (NAMESPACE/MEMORY), the number of
-// records, and gen_ai.conversation.id (the session or conversation). Of a call it is above the call's span, of a stream's
-// message below the stream's. It has texts only if OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT is true. No other
-// span has the name of a memory, or an id.
+// records, and gen_ai.conversation.id (the session or conversation). Of a call it is above the call's span, of a query on a
+// stream below the span of its caller, of another message of a stream below the stream's. It has texts only if
+// OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT is true. No other span has the name of a memory, or an id.
 package tracing
 
 import (
@@ -26,6 +26,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	memstream "memstream.dev/go"
+	"memstream.dev/go/internal/callers"
 	v1 "memstream.dev/go/memstream/v1"
 )
 
@@ -173,7 +174,11 @@ func (s *tracedStream) ask(sent *v1.RecallRequest) {
 		return
 	}
 	operation, attributes := describe(asked, s.opened())
-	_, span := s.tracing.start(s.ctx, operation, attributes)
+	parent, isKnown := callers.Of(s.ctx, asked.GetQueryId())
+	if !isKnown {
+		parent = s.ctx
+	}
+	_, span := s.tracing.start(parent, operation, attributes)
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	s.queries[asked.GetQueryId()] = span

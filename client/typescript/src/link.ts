@@ -39,6 +39,12 @@ export interface Tls {
   readonly servername?: string;
 }
 
+/** A transport that makes spans: it sees the messages of a stream, and not who sends them. */
+export interface TransportOfCallers extends Transport {
+  /** The running code asks this query, a message of a stream. */
+  noteCaller(query: object): void;
+}
+
 /** How to connect. */
 export interface Settings {
   /**
@@ -107,6 +113,8 @@ export class Link {
   readonly retry: Retry;
   /** Aborted with a ClosedError when the client is closed. */
   readonly closed: AbortSignal;
+  /** See TransportOfCallers; without spans it does nothing. */
+  readonly noteCaller: (query: object) => void;
 
   /** The connections; the tests read them. */
   readonly connections: Connections;
@@ -144,6 +152,7 @@ export class Link {
     const { timeoutMs, retry, closed } = this;
     const calls = new CallTransport(this.connections, { token: settings.token, timeoutMs, retry, closed });
     const transport = settings.tracing?.(calls) ?? calls;
+    this.noteCaller = (query) => { (transport as Partial<TransportOfCallers>).noteCaller?.(query); };
     this.streams = createClient(StreamService, transport);
     this.memories = createClient(MemoryService, transport);
     this.blocks = createClient(BlockService, transport);

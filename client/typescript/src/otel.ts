@@ -6,9 +6,9 @@
  * Each unary call is a span, with its retries; each connection of a stream is a span, the parent of the server's spans.
  * What a call or a message of a stream does to a memory is a span by OpenTelemetry's conventions for generative AI (in
  * development): search_memory, create_memory and so on, with gen_ai.memory.store.id (NAMESPACE/MEMORY), the number of
- * records, and gen_ai.conversation.id (the session or conversation). Of a call it is above the call's span, of a stream's
- * message below the stream's. It has texts only if OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT is true. No other
- * span has the name of a memory, or an id.
+ * records, and gen_ai.conversation.id (the session or conversation). Of a call it is above the call's span, of a query on a
+ * stream below the span of its caller, of another message of a stream below the stream's. It has texts only if
+ * OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT is true. No other span has the name of a memory, or an id.
  */
 import { create } from "@bufbuild/protobuf";
 import type {
@@ -21,6 +21,7 @@ import type { Attributes, Context, Span, Tracer, TracerProvider } from "@opentel
 
 import { MemstreamError } from "./errors.js";
 import { ErrorReason } from "./gen/memstream/v1/error_pb.js";
+import type { TransportOfCallers } from "./link.js";
 
 type HeadersInit = ConstructorParameters<typeof Headers>[0];
 type Fields = Readonly<Record<string, unknown>>;
@@ -59,7 +60,10 @@ export function tracing(provider?: TracerProvider): (transport: Transport) => Tr
   return (transport) => new TracedTransport(transport, tracer);
 }
 
-class TracedTransport implements Transport {
+class TracedTransport implements TransportOfCallers {
+  /** The contexts in which queries were asked, by their message. */
+  private readonly callers = new WeakMap<object, Context>();
+
   constructor(private readonly inner: Transport, private readonly tracer: Tracer) {}
 
   async unary<I extends DescMessage, O extends DescMessage>(
@@ -96,7 +100,7 @@ class TracedTransport implements Transport {
     contextValues?: ContextValues,
   ): Promise<StreamResponse<I, O>> {
     const [call, headers] = this.call(method.name, header, context.active());
-    const messages = new StreamMessages(this.tracer, call);
+    const messages = new StreamMessages(this.tracer, call, this.callers);
     try {
       const sent = messages.sent(input);
       const opened = await this.inner.stream(method, signal, timeoutMs, headers, sent, contextValues);
@@ -105,6 +109,10 @@ class TracedTransport implements Transport {
       messages.finish(error);
       throw error;
     }
+  }
+
+  noteCaller(query: object): void {
+    this.callers.set(query, context.active());
   }
 
   /** The span of a call, and headers that propagate it (W3C traceparent). */
@@ -143,7 +151,9 @@ class StreamMessages {
   /** Those of queries in flight, by query_id. */
   private readonly queries = new Map<string, Span>();
 
-  constructor(private readonly tracer: Tracer, private readonly call: Started) {}
+  constructor(
+    private readonly tracer: Tracer, private readonly call: Started, private readonly callers: WeakMap<object, Context>,
+  ) {}
 
   async *sent<M>(input: AsyncIterable<M>): AsyncIterable<M> {
     for await (const given of input) {
@@ -157,7 +167,8 @@ class StreamMessages {
         yield given;
         continue;
       }
-      const { span } = startSpan(this.tracer, described.operation, described.attributes, this.call.context);
+      const parent = this.callers.get(one.value) ?? this.call.context;
+      const { span } = startSpan(this.tracer, described.operation, described.attributes, parent);
       if (one.name === "batch") {
         yield given;
         endSpan(span);

@@ -287,6 +287,7 @@ export class RecallStream {
   /** Sends a query when there is room. */
   private async sendWhenRoom(question: OpenQuery, signal: AbortSignal): Promise<void> {
     signal.throwIfAborted();
+    this.link.noteCaller(question.query);
     // Sent inside of the condition: of several waiters, another may run between the wake-up and the next statement.
     await this.waitUntil(() => {
       if (this.error) throw this.error;

@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
 
 	memstream "memstream.dev/go"
 	v1 "memstream.dev/go/memstream/v1"
@@ -31,7 +32,7 @@ func main() {
 	client, err := memstream.Connect(os.Args[1], tracing.With(provider))
 	check(err)
 	agent, span := provider.Tracer("an agent").Start(ctx, "invoke_agent joy")
-	use(agent, client)
+	use(agent, client, provider.Tracer("an agent"))
 	span.End()
 	check(client.Close())
 	check(provider.Shutdown(ctx))
@@ -43,7 +44,7 @@ func queryOf(limit int32) *v1.RecallQuery {
 	return query
 }
 
-func use(ctx context.Context, client *memstream.Client) {
+func use(ctx context.Context, client *memstream.Client, tracer trace.Tracer) {
 	memory, err := client.CreateMemory(ctx, "private-namespace/private-memory", memstream.CreateOptions{})
 	check(err)
 	_, err = memory.ObserveBatch(ctx, "monday", memstream.Text("private words"))
@@ -63,8 +64,10 @@ func use(ctx context.Context, client *memstream.Client) {
 	check(err)
 	recalls, err := memory.Recall(ctx, "tuesday")
 	check(err)
-	_, err = recalls.Query(ctx, queryOf(1))
+	asking, span := tracer.Start(ctx, "asking")
+	_, err = recalls.Query(asking, queryOf(1))
 	check(err)
+	span.End()
 	check(recalls.Close(ctx))
 	_, err = client.Memories.ForgetFragments(ctx, &v1.ForgetFragmentsRequest{
 		Namespace: memory.Namespace, Memory: memory.Name, Ids: []string{put.GetFragment().GetId()},

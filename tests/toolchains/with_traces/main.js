@@ -29,7 +29,10 @@ await trace.getTracer("an agent").startActiveSpan("invoke_agent joy", async (spa
   await observing.close();
   await memory.recallOnce({ observation: { case: "text", value: "private words" }, limit: 2 });
   const recalls = await memory.recall({ session: "tuesday" });
-  await recalls.query({ observation: { case: "text", value: "private words" }, limit: 1 });
+  await trace.getTracer("an agent").startActiveSpan("asking", async (asking) => {
+    await recalls.query({ observation: { case: "text", value: "private words" }, limit: 1 });
+    asking.end();
+  });
   await recalls.close();
   const ids = [put.fragment.id];
   await client.memories.forgetFragments({ namespace: "private-namespace", memory: "private-memory", ids });
