@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conformance.world import Runner
-from tests.toolchains.programs import CACHE, Absent
+from tests.toolchains.programs import CACHE, Absent, alone
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_S = 600
@@ -186,6 +187,28 @@ class Node:
 def node() -> Node:
     """Returns the Node shared by all tests. Raises Absent."""
     return Node()
+
+
+NODE_22 = "22.23.3"
+"""The Node.js that the AI SDK asks for; npm has its program in a package for each system."""
+_NODES = {("Linux", "x86_64"): "linux-x64", ("Linux", "aarch64"): "linux-arm64", ("Darwin", "arm64"): "darwin-arm64"}
+
+
+def node_22() -> str:
+    """Returns the path of Node.js 22, which is installed if it is not there. Raises Absent."""
+    system = _NODES.get((platform.system(), platform.machine()))
+    if system is None:
+        raise Absent(f"npm has no Node.js {NODE_22} for {platform.system()} on {platform.machine()}")
+    folder = CACHE / f"node-{NODE_22}"
+    program = folder / "node_modules" / f"node-{system}" / "bin" / "node"
+    with alone(folder.name):
+        if not program.exists():
+            folder.mkdir(exist_ok=True)
+            (folder / "package.json").write_text('{"private": true}', "utf-8")
+            words = ("install", "--no-audit", "--no-fund", "--ignore-scripts", "--cache", str(CACHE / "npm"))
+            wanted = f"node-{system}@{NODE_22}"
+            fetch(f"Node.js {NODE_22}", find_program("npm"), *words, wanted, cwd=folder)
+    return str(program)
 
 
 def buf(template: str, plugins: Path, out: Path) -> None:

@@ -7,12 +7,13 @@ import json
 import os
 import re
 import subprocess
+import uuid
 from pathlib import Path
 
 import pytest
 
 from tests.support.server import ServerProcess
-from tests.toolchains.languages import ROOT, Node, node, run
+from tests.toolchains.languages import ROOT, Node, node, node_22, run
 from tests.toolchains.programs import Absent
 from tests.toolchains.test_frameworks import TESTS_HERE, check_memory, server, strict_model
 
@@ -33,13 +34,26 @@ def client() -> Node:
     return found
 
 
-async def test_agent_remembers_in_another_process(client: Node, server: ServerProcess, tmp_path: Path) -> None:
-    await check_memory(["node", str(client.built / "test" / "ai_agent.js")], tmp_path, server)
+@pytest.fixture(scope="module", params=["installed", "22"])
+def program(request: pytest.FixtureRequest, client: Node) -> str:
+    """The Node.js that runs the agents: the installed one, which compiles the client, and version 22."""
+    if request.param == "installed":
+        return "node"
+    try:
+        return node_22()
+    except Absent as absent:
+        pytest.skip(str(absent))
 
 
-def test_adapter_passes_its_tests(client: Node, server: ServerProcess) -> None:
+async def test_agent_remembers_in_another_process(
+    client: Node, program: str, server: ServerProcess, tmp_path: Path
+) -> None:
+    await check_memory([program, str(client.built / "test" / "ai_agent.js")], tmp_path, server)
+
+
+def test_adapter_passes_its_tests(client: Node, program: str, server: ServerProcess) -> None:
     variables = os.environ | {"MEMSTREAM_TARGET": server.address}
-    printed = run("node", "--test", "--test-reporter=tap", str(client.built / "test" / "ai.test.js"), env=variables)
+    printed = run(program, "--test", "--test-reporter=tap", str(client.built / "test" / "ai.test.js"), env=variables)
     (passed,) = re.findall(r"^# pass (\d+)$", printed, re.M)
     (row,) = re.findall(
         r"^\| .* \| `@memstream/client/ai` \| .*$", (ROOT / "docs/frameworks.md").read_text("utf-8"), re.M
@@ -47,15 +61,16 @@ def test_adapter_passes_its_tests(client: Node, server: ServerProcess) -> None:
     assert int(row.split(" | ")[-1].rstrip(" |")) == int(passed) + TESTS_HERE
 
 
-async def test_example_runs(client: Node, server: ServerProcess) -> None:
+async def test_example_runs(client: Node, program: str, server: ServerProcess) -> None:
     """The page's code is run with that of all pages."""
     assert f"(../{EXAMPLE.relative_to(ROOT)})" in (ROOT / "docs/frameworks.md").read_text("utf-8")
-    program = client.compile_programs({0: EXAMPLE.read_text("utf-8")})[0]
+    namespace = f"ai-example-{uuid.uuid4().hex[:12]}"  # that of the page has what another Node.js has stored
+    script = client.compile_programs({0: EXAMPLE.read_text("utf-8").replace('"ai-example/', f'"{namespace}/')})[0]
     async with strict_model() as model:
 
         async def remember() -> str:
             asked = os.environ | {"OPENAI_BASE_URL": model.base_url, "OPENAI_API_KEY": "secret"}
-            return await asyncio.to_thread(run, "node", str(program), server.address, env=asked)
+            return await asyncio.to_thread(run, program, str(script), server.address, env=asked)
 
         assert "not known" in await remember()
         assert "Your name is Bob" in await remember(), "the second run remembers the first"
