@@ -287,6 +287,21 @@ async def test_pages_without_bodies_beyond_the_bound(bench: Bench) -> None:
     assert (first.is_whole, {one.is_whole for one in rest}) == (True, {False})
 
 
+async def test_pages_end_at_a_bound_of_their_records(bench: Bench) -> None:
+    talk, store = bench.take_name(), bench.journal.conversations
+    long = [Message(content="x" * 10_000) for _ in range(5)]
+    await store.append_messages(talk, long, Precondition(), NOW_US)
+    for newest_first, numbers in ((False, [1, 2, 3]), (True, [5, 4, 3])):
+        for bodies_max in (0, 4 << 20):
+            query = MessageQuery(records_max=25_000, newest_first=newest_first, bodies_max=bodies_max)
+            found = await store.list_messages(talk, query)
+            assert [one.number for one in found] == numbers
+            assert [(one.is_read, one.is_whole) for one in found] == [(True, True)] * 2 + [(False, False)]
+            assert [len(one.content) for one in found] == [10_000, 10_000, 0]
+    first, second = await store.list_messages(talk, MessageQuery(records_max=1))
+    assert (first.content, first.number, second.is_read) == (long[0].content, 1, False)
+
+
 async def test_bodies_count_for_their_namespace(bench: Bench) -> None:
     talk, store = bench.take_name(), bench.journal.conversations
 

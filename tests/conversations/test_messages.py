@@ -131,6 +131,18 @@ async def test_messages_are_listed_between_numbers(talk: Conversation) -> None:
     assert await numbers(talk.messages(limit=7, page_size=3)) == [1, 2, 3, 4, 5, 6, 7]
 
 
+async def test_pages_of_long_messages_hold_all_of_them(talk: Conversation) -> None:
+    for _ in range(6):
+        await say(talk, 50, content="x" * 2_000)
+    everything = [*range(1, 301)]
+    for bodies_too in (True, False):
+        assert await numbers(talk.messages(bodies=bodies_too, page_size=1_000)) == everything
+        newest = talk.messages(bodies=bodies_too, page_size=1_000, newest_first=True)
+        assert await numbers(newest) == everything[::-1]
+    async with talk.watch() as watch:
+        assert [(await anext(watch)).number for _ in everything] == everything
+
+
 async def test_messages_are_listed_between_times(talk: Conversation) -> None:
     times = []
     for _ in range(5):

@@ -9,7 +9,8 @@ Contract
 - A message's number is one more than the last that the conversation ever had, and its create time is not before that of
   the message before it. Appending to a completed conversation reopens it.
 - A client id names one message of its conversation: a message that is there already is not appended again.
-- Reads give bodies up to a number of bytes; messages beyond it come without (`Message.is_whole`).
+- Reads give bodies up to a number of bytes; messages beyond it come without (`Message.is_whole`). They end beyond a
+  number of bytes of records: the last message is then there by its number only, and not whole.
 - `answer` is called inside the transaction with the result of the write, and its answer is stored with the write.
 """
 
@@ -116,11 +117,20 @@ class Message:
     body: bytes | None = None
     """None: it has none, or it was not read."""
     body_size_bytes: int = 0
+    """UNREAD: only the number was read."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether more than its number was read."""
+        return self.body_size_bytes != UNREAD
 
     @property
     def is_whole(self) -> bool:
         """Whether the body, if it has one, was read."""
         return self.body is not None or not self.body_size_bytes
+
+
+UNREAD = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +245,8 @@ class MessageQuery:
     newest_first: bool = False
     bodies_max: int = 4 << 20
     """Bytes of bodies to read; the first message with a body gets it in any case. 0: no bodies."""
+    records_max: int = 4 << 20
+    """Bytes of records to read, at least one message. The one beyond them is UNREAD."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ class SessionService(MessageService):
         if len(set(names)) < len(names):
             found.add("keys", "has one key twice")
         found.check()
-        most = self._limits.page_bytes_max
+        most = self._limits.states_bytes_max
         states = await self._conversations.get_states(names, most)
 
         def add(page: pb.GetStatesResponse, row: tuple[StateName, StateDocument | None]) -> None:

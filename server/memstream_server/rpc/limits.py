@@ -53,8 +53,10 @@ class RequestLimits:
     metadata_bytes_max: int = 16_384
     """Keys and values of one observation's metadata."""
     page_size_max: int = 1_000
-    page_bytes_max: int = 2 << 20
-    """A page of fragments ends early beyond this."""
+    page_bytes_max: int = 512 << 10
+    """A page of a list ends early beyond this: gRPC takes a message in one step, 6 ms for 2 MiB."""
+    states_bytes_max: int = 2 << 20
+    """State documents of one answer, at least one: a client asks again for the rest, which is of a later moment."""
     recall_limit_max: int = 1_000
     queries_in_flight_max: int = 64
     streams_max: int = 4_096

@@ -109,7 +109,7 @@ class MessageService:
         size = validation.page_size(found, request.page_size, self._limits)
         query = self._read_query(found, request, size)
         rows = await self._conversations.list_messages(named, query)
-        whole = rows if request.without_bodies else list(takewhile(lambda row: row.is_whole, rows))
+        whole = list(takewhile(lambda row: row.is_whole or (request.without_bodies and row.is_read), rows))
 
         def add(page: pb.ListMessagesResponse, row: Message) -> None:
             page.messages.append(wire.message_of(named, row))
@@ -145,6 +145,7 @@ class MessageService:
             times["before_time"],
             request.newest_first,
             0 if request.without_bodies else self._limits.page_bytes_max,
+            self._limits.page_bytes_max,
         )
 
     async def get_message(self, request: pb.GetMessageRequest, _context: _Context) -> pb.GetMessageResponse:

@@ -25,6 +25,7 @@ from memstream_server.adapters.journal.sql.schema import (
     row_key,
 )
 from memstream_server.ports.conversations import (
+    UNREAD,
     Appended,
     ClientIdTaken,
     ConversationExists,
@@ -299,7 +300,16 @@ def read_messages(connection: Connection, conversation: ConversationName, query:
         wanted.append(or_(sent, got))
     order = messages.c.key.desc() if query.newest_first else messages.c.key
     statement = select(messages.c.payload).where(*wanted).order_by(order).limit(query.limit)
-    found = [codec.decode_message(blob) for blob in connection.execute(statement).scalars()]
+    found: list[Message] = []
+    left = query.records_max
+    # Row by row: a thousand messages may have 64 MB.
+    with connection.execute(statement, execution_options={"stream_results": True, "max_row_buffer": 32}) as rows:
+        for blob in rows.scalars():
+            left -= len(blob)
+            found.append(codec.decode_message(blob))
+            if left < 0 and len(found) > 1:
+                found[-1] = Message(number=found[-1].number, body_size_bytes=UNREAD)
+                break
     return list(_with_bodies(connection, number, found, query.bodies_max))
 
 
@@ -371,7 +381,7 @@ def _with_bodies(connection: Connection, number: int, found: Sequence[Message], 
     size, fitting = 0, 0
     for one in found:
         size += one.body_size_bytes
-        if fitting and size > bytes_max:
+        if fitting and (size > bytes_max or not one.is_read):
             break
         fitting += 1
     keys = [row_key(number, one.number) for one in found[:fitting] if not one.is_whole]
