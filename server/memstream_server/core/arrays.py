@@ -114,10 +114,10 @@ def allocated_bytes(columns: Iterable[Growing[Any]]) -> int:
     return sum([column._data.nbytes for column in columns])
 
 
-def add_places(columns: Iterable[Growing[Any]]) -> None:
-    """Add one value to each, which the caller then sets: in one call, for a lone observation has thirty columns."""
+def add_places(columns: Iterable[Growing[Any]], added: int = 1) -> None:
+    """Add so many values to each, which the caller then sets: in one call, for a small batch has thirty columns."""
     for column in columns:
-        count = column._count + 1
+        count = column._count + added
         if count > len(column._data):
             column._grow(count)
         column._count = count

@@ -12,7 +12,7 @@ from memstream_server.core.folding import fold_key
 from memstream_server.core.metadata import MetadataIndex
 from memstream_server.core.rendering import is_question
 from memstream_server.core.speakers import fold_name, role_of_name
-from memstream_server.core.values import Fragment, FragmentKind, Role, Tier, TruthStatus
+from memstream_server.core.values import Fragment, FragmentKind, Metadata, Role, Tier, TruthStatus
 
 Mask = npt.NDArray[np.bool_]
 Slots = npt.NDArray[np.int64]
@@ -23,6 +23,8 @@ NEVER_US = PINNED_US - 1
 """Sentinel for fragments without an expiry of their own."""
 GONE = ""
 """Id of a slot whose fragment was removed permanently."""
+_FEW = 8
+"""Fragments that are written value by value: numpy takes a microsecond for a list of a few values."""
 _TIERS = tuple(Tier)
 _KINDS = tuple(FragmentKind)
 UNKNOWN, USER, ASSISTANT, TOOL, SYSTEM = range(5)
@@ -129,16 +131,17 @@ class Columns:
         self._last_us = Growing(np.int64)
         self._last_position = Growing(np.int64)
         self._create_us = Growing(np.int64)
-        self._position = Growing(np.int64)
         self._expire_us = Growing(np.int64)
         self._access_us = Growing(np.int64)
+        self._superseded = Growing(np.bool_)
+        self._valid_from_us = Growing(np.int64)
+        self._valid_until_us = Growing(np.int64)
+        # In the order of `_values_of` up to here; what `extend` adds follows.
+        self._position = Growing(np.int64)
         self._first_access_us = Growing(np.int64)
         """The access times with which fragments entered: later ones are counted in the journal."""
         self._words = Growing(np.int64)
         self._asks = Growing(np.bool_)
-        self._superseded = Growing(np.bool_)
-        self._valid_from_us = Growing(np.int64)
-        self._valid_until_us = Growing(np.int64)
         self._growing = tuple([each for each in vars(self).values() if isinstance(each, Growing)])
         self._row_bytes = sum(each.view.itemsize for each in self._growing)
         self._has_superseded = False
@@ -166,9 +169,9 @@ class Columns:
         """Session codes, int32[n]."""
         return self._session.view
 
-    def linked_sessions(self, first: int = 0) -> npt.NDArray[np.int32]:
+    def linked_sessions(self, first: int = 0, end: int | None = None) -> npt.NDArray[np.int32]:
         """Session codes from a slot on; -1 for fragments without a session, which have no neighbours."""
-        codes, none = self._session.view[first:], self.sessions.code_of("")
+        codes, none = self._session.view[first:end], self.sessions.code_of("")
         return codes if none < 0 else np.where(codes == none, np.int32(-1), codes)
 
     @property
@@ -271,44 +274,24 @@ class Columns:
         self.ids += ids
         self._slots |= slots
         self.external_ids += [each.external_id for each in fragments]
-        if len(ids) == 1:  # a lone observation: a third of the calls
-            self._add_slot(first, fragments[0])
-            return first
-        self._session.extend(self.sessions.give_all([each.session for each in fragments]))
-        self._speaker.extend(self.speakers.give_all([each.speaker for each in fragments]))
-        self._role.extend(list(map(_role_code, fragments)))
-        self._characters.extend([len(each.content) for each in fragments])
-        self._tier.extend([_TIERS.index(each.tier) for each in fragments])
-        self._kind.extend([_KINDS.index(each.kind) for each in fragments])
-        self._alive.extend([each.forget_time_us is None for each in fragments])
-        self._importance.extend([each.importance for each in fragments])
-        self._observe_us.extend([each.observe_time_us for each in fragments])
-        self._last_us.extend([each.last_observed[0] for each in fragments])
-        self._last_position.extend([each.last_position for each in fragments])
-        self._create_us.extend([each.create_time_us for each in fragments])
-        self._position.extend([each.position for each in fragments])
-        self._expire_us.extend([_expiry_us(each) for each in fragments])
-        accessed_us = [each.access_time_us for each in fragments]
-        self._access_us.extend(np.maximum(np.array(accessed_us, np.int64), self._create_us.view[first:]))
-        self._first_access_us.extend(self._access_us.view[first:])
-        self._words.extend([fold_key(each) for each in fragments])
-        self._asks.extend([is_question(each.content) for each in fragments])
-        self._superseded.extend([bool(each.superseded_by) for each in fragments])
-        self._valid_from_us.extend([_bound_us(each.valid_from_us, -NEVER_US) for each in fragments])
-        self._valid_until_us.extend([_bound_us(each.valid_until_us, NEVER_US) for each in fragments])
+        rows: list[tuple[float, ...]] = []
+        metadata: list[Metadata] = []
+        for each in fragments:
+            accessed_us = max(each.access_time_us, each.create_time_us)
+            apart = each.position, accessed_us, fold_key(each), is_question(each.content)
+            rows.append(self._values_of(each) + apart)
+            metadata.append(each.metadata)
+        add_places(self._growing, len(rows))
+        if len(rows) < _FEW:
+            for slot, row in enumerate(rows, first):
+                for column, value in zip(self._growing, row, strict=True):
+                    column.view[slot] = value
+        else:
+            for column, values in zip(self._growing, zip(*rows, strict=True), strict=True):
+                column.view[first:] = values
         self._note_truth(fragments)
-        self.metadata.extend([each.metadata for each in fragments])
+        self.metadata.extend(metadata)
         return first
-
-    def _add_slot(self, slot: int, fragment: Fragment) -> None:
-        """As `extend`, of one fragment."""
-        add_places(self._growing)
-        self.metadata.extend([fragment.metadata])
-        self._write_slot(slot, fragment)
-        self._first_access_us.view[slot] = self._access_us.view[slot]
-        self._position.view[slot] = fragment.position
-        self._words.view[slot] = fold_key(fragment)
-        self._asks.view[slot] = is_question(fragment.content)
 
     def update(self, fragment: Fragment, says_else: bool = True) -> int:
         """Overwrite the attributes of a fragment (tier, importance, metadata, forgotten ...); return its slot.
@@ -317,7 +300,11 @@ class Columns:
         """
         slot = self._slots[fragment.id]
         says_else = says_else or self._has_other_truth(slot, fragment)
-        self._write_slot(slot, fragment)
+        for column, value in zip(self._growing, self._values_of(fragment), strict=False):
+            column.view[slot] = value
+        self._note_truth((fragment,))
+        self.metadata.write(slot, fragment.metadata)
+        self.external_ids[slot] = fragment.external_id
         if says_else:
             self._words.view[slot] = fold_key(fragment)
             self._asks.view[slot] = is_question(fragment.content)
@@ -455,27 +442,27 @@ class Columns:
         """Times of receipt, int64[n]."""
         return self._create_us.view
 
-    def _write_slot(self, slot: int, fragment: Fragment) -> None:
-        self._session.view[slot] = self.sessions.assign_code(fragment.session)
-        self._speaker.view[slot] = self.speakers.assign_code(fragment.speaker)
-        self._role.view[slot] = _role_code(fragment)
-        self._characters.view[slot] = len(fragment.content)
-        self._tier.view[slot] = _TIERS.index(fragment.tier)
-        self._kind.view[slot] = _KINDS.index(fragment.kind)
-        self._alive.view[slot] = fragment.forget_time_us is None
-        self._importance.view[slot] = fragment.importance
-        self._observe_us.view[slot] = fragment.observe_time_us
-        self._last_us.view[slot] = fragment.repeat_time_us or fragment.observe_time_us
-        self._last_position.view[slot] = fragment.repeat_position or fragment.position
-        self._create_us.view[slot] = fragment.create_time_us
-        self._expire_us.view[slot] = _expiry_us(fragment)
-        self._access_us.view[slot] = max(fragment.access_time_us, fragment.create_time_us)
-        self._superseded.view[slot] = bool(fragment.superseded_by)
-        self._valid_from_us.view[slot] = _bound_us(fragment.valid_from_us, -NEVER_US)
-        self._valid_until_us.view[slot] = _bound_us(fragment.valid_until_us, NEVER_US)
-        self._note_truth((fragment,))
-        self.metadata.write(slot, fragment.metadata)
-        self.external_ids[slot] = fragment.external_id
+    def _values_of(self, fragment: Fragment) -> tuple[float, ...]:
+        """What a change of the fragment may change, in the order of `_growing`, of which it is the beginning."""
+        return (
+            self.sessions.assign_code(fragment.session),
+            self.speakers.assign_code(fragment.speaker),
+            _role_code(fragment),
+            len(fragment.content),
+            _TIERS.index(fragment.tier),
+            _KINDS.index(fragment.kind),
+            fragment.forget_time_us is None,
+            fragment.importance,
+            fragment.observe_time_us,
+            fragment.repeat_time_us or fragment.observe_time_us,
+            fragment.repeat_position or fragment.position,
+            fragment.create_time_us,
+            _expiry_us(fragment),
+            max(fragment.access_time_us, fragment.create_time_us),
+            bool(fragment.superseded_by),
+            _bound_us(fragment.valid_from_us, -NEVER_US),
+            _bound_us(fragment.valid_until_us, NEVER_US),
+        )
 
     def _note_truth(self, fragments: Sequence[Fragment]) -> None:
         if self._has_superseded and self._has_validity:

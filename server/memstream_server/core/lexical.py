@@ -183,10 +183,10 @@ class LexicalIndex:
         calls `settle` after the last batch.
         """
         first = len(self)
-        upto, ends = np.append(0, np.cumsum(counts, dtype=np.int64)), np.cumsum(sizes)
-        lengths: list[int] = (upto[ends] - upto[ends - sizes]).tolist()
+        owners = np.repeat(np.arange(len(sizes)), sizes)
+        lengths: list[int] = np.bincount(owners, counts, len(sizes)).astype(np.int64).tolist()
         self._neighbours.extend(sessions, [may_neighbour(each) for each in characters], lengths)
-        self._postings.add(hashes, np.repeat(np.arange(first, first + len(sizes)), sizes), counts, later)
+        self._postings.add(hashes, owners + first, counts, later)
         self._clear_cached()
         return first
 
@@ -194,7 +194,7 @@ class LexicalIndex:
         """Index a fragment's changed text; it keeps its place in the session. O(postings)."""
         terms, numbers = np.frombuffer(hashes, "<u8"), np.frombuffer(counts, "<u2")
         self._postings.remove(slot)
-        self._postings.add(terms, slot, numbers)
+        self._postings.add(terms, np.full(len(terms), slot), numbers)
         self._neighbours.replace(slot, may_neighbour(characters), int(numbers.sum()))
         self._clear_cached()
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.core.arrays import Growing, Parts, allocated_bytes, mark_firsts
+from memstream_server.core.arrays import Growing, Parts, add_places, allocated_bytes, mark_firsts
 from memstream_server.core.columns import Slots
 
 NOBODY = -1
@@ -51,6 +51,7 @@ class Neighbours:
         self._eligible = Growing(np.bool_)
         self._alive = Growing(np.bool_)
         self._session_of = Growing(np.int32)
+        self._growing = tuple([each for each in vars(self).values() if isinstance(each, Growing)])
         self._sessions: dict[int, _Session] = {}
         self._dirty: set[int] = set()
         self._long = 0
@@ -61,16 +62,7 @@ class Neighbours:
     @property
     def nbytes(self) -> int:
         """Approximate RAM in bytes."""
-        arrays = (
-            self._windows,
-            self._before,
-            self._lengths,
-            self._window_lengths,
-            self._eligible,
-            self._alive,
-            self._session_of,
-        )
-        return allocated_bytes(arrays) + len(self._alive.view) * 8 + len(self._sessions) * 600
+        return allocated_bytes(self._growing) + len(self._alive.view) * 8 + len(self._sessions) * 600
 
     @property
     def alive(self) -> npt.NDArray[np.bool_]:
@@ -125,13 +117,7 @@ class Neighbours:
     def extend(self, sessions: Sequence[int], eligible: Sequence[bool], lengths: Sequence[int]) -> None:
         """Append many slots, each at the end of its session."""
         first = len(self._alive)
-        self._windows.extend(np.full((len(sessions), 2 * _REACH), NOBODY))
-        self._before.extend(np.full(len(sessions), NOBODY))
-        self._lengths.extend(lengths)
-        self._window_lengths.extend(lengths)
-        self._eligible.extend(eligible)
-        self._alive.extend(np.ones(len(sessions), np.bool_))
-        self._session_of.extend(sessions)
+        self._add_slots(sessions, eligible, lengths)
         self._long += len(eligible) - sum(eligible)
         if len(sessions) >= _NEW_MIN:
             self._mark_grown(sessions)
@@ -145,6 +131,16 @@ class Neighbours:
             held.slots.append(slot)
             if session not in self._dirty:
                 self._link_slot(held, slot, may, length)
+
+    def _add_slots(
+        self, sessions: Sequence[int] | npt.NDArray[np.int32], eligible: npt.ArrayLike, lengths: npt.ArrayLike
+    ) -> None:
+        """Add live slots with empty windows."""
+        first = len(self._alive)
+        add_places(self._growing, len(sessions))
+        values = (NOBODY, NOBODY, lengths, lengths, eligible, True, sessions)
+        for column, value in zip(self._growing, values, strict=True):
+            column.view[first:] = value
 
     def _open_session(self, session: int) -> _Session:
         held = self._sessions.get(session)
@@ -281,13 +277,7 @@ class Neighbours:
         self, sessions: npt.NDArray[np.int32], eligible: npt.NDArray[np.bool_], lengths: npt.NDArray[np.int64]
     ) -> None:
         """Append slots to a new instance, to be linked in one pass on the next read."""
-        self._windows.extend(np.full((len(sessions), 2 * _REACH), NOBODY, np.int32))
-        self._before.extend(np.full(len(sessions), NOBODY, np.int32))
-        self._lengths.extend(lengths)
-        self._window_lengths.extend(lengths)
-        self._eligible.extend(eligible)
-        self._alive.extend(np.ones(len(sessions), np.bool_))
-        self._session_of.extend(sessions)
+        self._add_slots(sessions, eligible, lengths)
         self._long = int((~eligible).sum())
         if len(sessions):
             self._append_unlinked(sessions.astype(np.int64), 0)

@@ -42,13 +42,13 @@ class Postings:
         tail = (self._tail_hashes, self._tail_slots, self._tail_counts)
         return sum([each.nbytes for each in base]) + allocated_bytes(tail)
 
-    def add(self, hashes: Hashes, slots: npt.ArrayLike, counts: npt.NDArray[np.uint16], later: bool = False) -> None:
+    def add(self, hashes: Hashes, slots: Places, counts: npt.NDArray[np.uint16], later: bool = False) -> None:
         """Add parallel arrays of postings; each (term, slot) pair must be new.
 
         `later`: the caller calls `settle` after the last batch.
         """
         self._tail_hashes.extend(hashes)
-        self._tail_slots.extend(np.broadcast_to(np.asarray(slots, np.int32), len(hashes)))
+        self._tail_slots.extend(slots)
         self._tail_counts.extend(counts)
         if not later:
             self.settle()

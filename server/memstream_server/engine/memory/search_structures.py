@@ -146,13 +146,12 @@ class SearchStructures:
     def _move(self, slot: int, fragment: Fragment) -> None:
         self._dialogue = None
         self.identities.set(slot, identity_hash(fragment))
-        self.lexical.move(slot, int(self.columns.linked_sessions(slot)[0]))
+        self.lexical.move(slot, int(self.columns.linked_sessions(slot, slot + 1)[0]))
 
     def _apply_row(self, row: Row) -> None:
         fragment = row.fragment
-        slot = int(self.columns.slots([fragment.id])[0])
-        was_alive = bool(self.columns.alive[slot])
-        self.columns.update(fragment, says_else=row.terms is not None)
+        was_alive = self.columns.is_alive(fragment.id)
+        slot = self.columns.update(fragment, says_else=row.terms is not None)
         self._move(slot, fragment)
         if row.terms is not None:
             self.lexical.replace(slot, row.terms.hashes, row.terms.counts, len(fragment.content))
