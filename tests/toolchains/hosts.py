@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memstream.hooks import EVENTS
+from memstream.hosts import HOOK_TIMEOUT_S
 from tests.toolchains.languages import fetch, find_program
 from tests.toolchains.programs import CACHE, Absent, alone
 
@@ -109,6 +112,15 @@ class Host:
                 f'[analytics]\nenabled = false\n[model_providers.local]\nname = "local"\nbase_url = "{model}/v1"\n'
                 'env_key = "MODEL_KEY"\nwire_api = "responses"\n'
             )
+
+    def give_hooks_time(self) -> None:
+        """Raises the time that the host gives to each hook of `connect`: a busy machine starts a process late."""
+        for file in (self.home / ".claude" / "settings.json", self.home / ".codex" / "config.toml"):
+            if file.exists():
+                written = file.read_text("utf-8")
+                given, count = re.subn(rf'(timeout"?\s*[:=] ){HOOK_TIMEOUT_S}\b', rf"\g<1>{TURN_S}", written)
+                assert count == len(EVENTS), written
+                file.write_text(given, "utf-8")
 
     async def turn(self, prompt: str, model: str) -> str:
         """Runs one turn in a new session, without a person; returns what the host prints. Raises AssertionError."""

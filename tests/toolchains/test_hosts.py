@@ -62,6 +62,7 @@ async def test_a_fact_of_one_session_is_known_in_the_next(host: Host, server: Se
         host.use_model(model.address)
         shown = host.connect("--target", server.address, "--memory", f"{host.name}/{{project}}")
         assert "memstream" in shown
+        host.give_hooks_time()
         await host.turn("Please keep some facts.", model.address)
         first = len(model.asked)
         # The hook of the turn's end stores it after it has ended.
