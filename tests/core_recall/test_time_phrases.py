@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memstream_server.core.time_phrases.patterns import LEXICONS
+from memstream_server.core.time_phrases.lexicons import LEXICONS
 from memstream_server.core.time_phrases.recognition import (
     PHRASES_MAX,
     TEXT_CHARACTERS_MAX,

@@ -9,7 +9,7 @@ import pytest
 
 from memstream_server.engine.errors import JournalUnavailable
 from memstream_server.engine.operations import runner
-from memstream_server.engine.operations.progress import Progress
+from memstream_server.engine.operations.runner import Progress
 from memstream_server.engine.operations.transfer import import_memory
 from memstream_server.engine.operations.transfer.import_memory import BATCH, Target
 from memstream_server.engine.operations.transfer.upload import Upload

@@ -13,9 +13,9 @@ from tests.support.tiny_bert import CONFIGURATION, encode, make_tensors, write_o
 onnx = pytest.importorskip("onnx", reason="the extra models is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra models is not installed")
 
-from memstream_server.adapters.models.local.bert_graph import build_model  # noqa: E402  # imports onnx
-from memstream_server.adapters.models.local.published_weights import (  # noqa: E402  # imports onnx
+from memstream_server.adapters.models.local.bert_graph import (  # noqa: E402  # imports onnx
     UnknownArchitecture,
+    build_model,
     read_weights,
 )
 

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from memstream_server.adapters.models import reply_parsing
-from memstream_server.adapters.models.llm_questions import ChatInsights
+from memstream_server.adapters.models.llm_questions import ChatInsights, ChatScorer
 from memstream_server.adapters.models.openai_chat import ChatModel, OpenAIChat
 from memstream_server.adapters.models.openai_errors import MalformedError
 from memstream_server.adapters.models.prompts import PromptError, load_prompts
 from memstream_server.adapters.models.resilience import Resilience
-from memstream_server.adapters.models.scoring import ChatScorer
 from memstream_server.ports.models import Account, ModelRefused, ModelUnavailable
 from tests.support.fake_openai import JSON, FakeOpenAI, Fault
 

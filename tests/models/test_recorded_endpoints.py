@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memstream_server.adapters.models.llm_questions import ChatScorer
 from memstream_server.adapters.models.openai_chat import ChatModel, OpenAIChat
 from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding
 from memstream_server.adapters.models.prompts import load_prompts
 from memstream_server.adapters.models.resilience import Resilience
-from memstream_server.adapters.models.scoring import ChatScorer
 from memstream_server.ports.models import ModelRefused, ModelUnavailable
 from tests.support.recorded_endpoint import NAMES, RecordedEndpoint, direction_of
 

@@ -18,8 +18,7 @@ from memstream_server.engine.errors import (
     OwnedElsewhere,
 )
 from memstream_server.engine.operations import runner as module
-from memstream_server.engine.operations.progress import OperationCancelled, Progress
-from memstream_server.engine.operations.runner import OperationRunner, Work
+from memstream_server.engine.operations.runner import OperationCancelled, OperationRunner, Progress, Work
 from memstream_server.engine.runtime.clock import Clock, Ids
 from memstream_server.engine.runtime.ownership import Ownership
 from memstream_server.engine.settings import LeaseTimes

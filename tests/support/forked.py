@@ -27,7 +27,7 @@ IMPORTED = [
     *("memstream_server.cli.serve", "memstream_server.app.process", "memstream_server.rpc.server"),
     *("memstream_server.adapters.journal.store", "memstream_server.adapters.milvus.on_demand"),
     *("memstream_server.adapters.models.openai_embedder", "memstream_server.adapters.models.llm_questions"),
-    *("memstream_server.adapters.models.scoring", "memstream_server.rpc.http.application"),
+    "memstream_server.rpc.http.application",
     *("sqlalchemy.dialects.sqlite", "memstream"),
 ]
 """What servers and commands import. None of it starts a thread, which a fork would lose."""

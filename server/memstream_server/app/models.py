@@ -96,9 +96,8 @@ def _with_llm(models: Models, settings: Settings, metrics: Metrics) -> Models:
     scores, derives, decides = settings.llm_scoring, settings.llm_insights, settings.llm_conflicts
     if not settings.llm_model or not (scores or derives or decides):
         return models
-    from memstream_server.adapters.models.llm_questions import ChatConflictJudge, ChatInsights
+    from memstream_server.adapters.models.llm_questions import ChatConflictJudge, ChatInsights, ChatScorer
     from memstream_server.adapters.models.prompts import PromptError, load_prompts
-    from memstream_server.adapters.models.scoring import ChatScorer
 
     try:
         prompts = load_prompts(settings.llm_prompts_dir)

@@ -2,6 +2,6 @@
 
 findings: the value `Finding` and its levels
 directory: files, lock, format, write-ahead log and disk of a data directory
-journal: pages, version, embedding space and waiting work of a journal
-examine: runs all checks in order; those of packages, models and endpoints, and of the files of Milvus Lite
+examine: runs all checks in order; those of packages, models, endpoints, the files of Milvus Lite, and of a journal:
+    pages, version, embedding space, waiting work
 """

@@ -4,7 +4,7 @@ The tunables of a memory are its policy (core/policy.py); settings apply to the 
 flag, then the environment (MEMSTREAM_ and the name in capitals), then the TOML file, then the default. docs/settings.md
 is generated from `Settings`.
 
-server, access, storage, models, limits: the settings by subject
+server, access, models, limits: the settings by subject
 values: kinds, addresses and URLs, and the declaration of a setting
 """
 
@@ -28,8 +28,13 @@ from memstream_server.settings.models import (
     RerankerSettings,
     TokenizerSettings,
 )
-from memstream_server.settings.server import ServerSettings
-from memstream_server.settings.storage import ImageSettings, IndexSettings, JournalSettings, WorkingMemorySettings
+from memstream_server.settings.server import (
+    ImageSettings,
+    IndexSettings,
+    JournalSettings,
+    ServerSettings,
+    WorkingMemorySettings,
+)
 from memstream_server.settings.values import (
     EmbeddingKind,
     LogFormat,

@@ -18,14 +18,12 @@ Endpoints (OpenAI-compatible HTTP APIs):
     endpoint: the HTTP client: URL, headers, size limits, error texts
     openai_errors: error classes, and what each one means for a retry
     resilience: retries, backoff, deadline and circuit breaker
-    negotiation: finds which optional request parts an endpoint accepts
-    single_flight: shares one run of a task among concurrent callers
+    negotiation: finds which optional request parts an endpoint accepts, in one run that concurrent callers share
     openai_embedder: the `openai` embedder; combines the texts of concurrent callers into requests
     openai_chat: the LLM client: questions with JSON answers
     budget: rate limits by requests and tokens
     replies: extracts the JSON answer from a chat completion
     reply_parsing: the schemas of answers, and their readers
-    scoring: importance scores by an LLM
-    llm_questions: what an LLM is asked about a memory: insights, reflections, decisions about suspicions
+    llm_questions: what an LLM is asked: importance scores, insights, reflections, decisions about suspicions
     prompts: prompt templates
 """

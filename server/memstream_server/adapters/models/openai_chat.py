@@ -24,7 +24,7 @@ import structlog
 
 from memstream_server.adapters.models.budget import NAMESPACES_MAX, Allowance, ModelBudget
 from memstream_server.adapters.models.endpoint import Endpoint, EndpointClient
-from memstream_server.adapters.models.negotiation import RequestPart, negotiate_parts
+from memstream_server.adapters.models.negotiation import RequestPart, SingleFlight, negotiate_parts
 from memstream_server.adapters.models.openai_errors import (
     ForeignReplyError,
     MalformedError,
@@ -40,7 +40,6 @@ from memstream_server.adapters.models.resilience import (
     ResilientCalls,
     TransientError,
 )
-from memstream_server.adapters.models.single_flight import SingleFlight
 from memstream_server.ports.models import Account, ModelUnavailable, Spent
 
 log = structlog.get_logger(__name__)

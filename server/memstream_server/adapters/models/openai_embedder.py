@@ -33,7 +33,7 @@ import numpy.typing as npt
 import structlog
 
 from memstream_server.adapters.models.endpoint import Endpoint, EndpointClient
-from memstream_server.adapters.models.negotiation import RequestPart, negotiate_parts
+from memstream_server.adapters.models.negotiation import RequestPart, SingleFlight, negotiate_parts
 from memstream_server.adapters.models.openai_errors import (
     ForeignReplyError,
     MalformedError,
@@ -42,7 +42,6 @@ from memstream_server.adapters.models.openai_errors import (
     StatusError,
 )
 from memstream_server.adapters.models.resilience import Resilience, ResilientCalls, TransientError
-from memstream_server.adapters.models.single_flight import SingleFlight
 from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUnavailable, Spent
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from datetime import date, tzinfo
 
 from memstream_server.core.time_phrases import east_asian
 from memstream_server.core.time_phrases.calendar import Calendar, NoSuchTime, Window
-from memstream_server.core.time_phrases.patterns import DIGIT, LEXICONS, WORD, Compiled, compiled
+from memstream_server.core.time_phrases.lexicons import DIGIT, LEXICONS, WORD, Compiled, compiled
 
 TEXT_CHARACTERS_MAX = 2_000
 """A longer text is a document, whose dates say nothing about the question."""

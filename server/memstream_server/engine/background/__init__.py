@@ -1,8 +1,8 @@
 """Work that no call waits for.
 
 task: what starts and stops most of it
-indexer: writes the outbox to the vector index, and compares it with the journal; one process at a time
-index_follower: how far the index is, and when vectors leave the overlays of large memories
+indexer: writes the outbox to the vector index, and compares it with the journal; one process at a time; how far the
+    index is, and when vectors leave the overlays of large memories
 missing_vectors: fragments whose text the model refused: when they are embedded again
 jobs: insights, reflections, missing vectors and importances, questions about suspicions; each done once
 feeds: feeds memories with the messages of conversations

@@ -22,7 +22,7 @@ from memstream_server.ports.models import ModelState
 
 if TYPE_CHECKING:
     from memstream_server.engine.background.jobs import Jobs
-    from memstream_server.engine.operations.progress import Progress
+    from memstream_server.engine.operations.runner import Progress
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.runtime.ownership import Ownership
     from memstream_server.ports.operations import OperationFailure

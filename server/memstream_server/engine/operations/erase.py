@@ -24,8 +24,7 @@ from memstream_server.engine.lifecycle import list_matching, read_fragments, sto
 from memstream_server.engine.memory.decide import jobs_of
 from memstream_server.engine.memory.decision import Decision, account_of
 from memstream_server.engine.memory.enrich import EnrichedFragment
-from memstream_server.engine.operations.progress import Progress
-from memstream_server.engine.operations.runner import AnswerOf, OperationRunner
+from memstream_server.engine.operations.runner import AnswerOf, OperationRunner, Progress
 from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.ports.operations import Operation
 

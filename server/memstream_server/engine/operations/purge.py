@@ -6,8 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from memstream_server.engine.errors import MemoryNotFound, OwnedElsewhere
-from memstream_server.engine.operations.progress import Progress
-from memstream_server.engine.operations.runner import POLL_INTERVAL_S, AnswerOf, OperationRunner
+from memstream_server.engine.operations.runner import POLL_INTERVAL_S, AnswerOf, OperationRunner, Progress
 from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from memstream_server.engine.errors import EngineError, MemoryNotFound, ModelDow
 from memstream_server.engine.memory.build_commit import pack_vector
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.enrich import Embedded, compares_content, enhances_short_term
-from memstream_server.engine.operations.progress import OperationCancelled, Progress
+from memstream_server.engine.operations.runner import OperationCancelled, Progress
 from memstream_server.engine.runtime.embedding_spaces import Embedding
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import Job, MemoryRecord

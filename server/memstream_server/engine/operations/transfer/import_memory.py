@@ -37,8 +37,7 @@ from memstream_server.engine.errors import (
 from memstream_server.engine.memory.decide import jobs_of
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.enrich import enhances_short_term
-from memstream_server.engine.operations.progress import Progress
-from memstream_server.engine.operations.runner import OperationRunner
+from memstream_server.engine.operations.runner import OperationRunner, Progress
 from memstream_server.engine.operations.transfer.check_lines import ImportTerms, Summary
 from memstream_server.engine.operations.transfer.disk_space import Disk
 from memstream_server.engine.operations.transfer.export_memory import fragment_line
