@@ -42,6 +42,7 @@ def find_borrowers(columns: Columns, lenders: Slots, superseded: Superseded, all
     ends: dict[str, str] = {}
     pairs: list[tuple[int, int]] = []
     for lender in lenders.tolist():
+        # Members of one chain share its end: each link is followed once, however many of a chain lend.
         passed, at = [], columns.ids[lender]
         while at not in ends and (further := superseded.newer(at)):
             passed.append(at)
@@ -63,7 +64,7 @@ def lend_matches(slots: Slots, matches: Matches, borrowers: Slots, lent: Matches
     best = np.full(len(slots), -np.inf)
     order = np.argsort(slots)
     places = np.searchsorted(slots, borrowers, sorter=order)
-    known = places < len(slots)
+    known = places < len(slots)  # an end that is no candidate borrows nothing
     places = order[places[known]]
     here = slots[places] == borrowers[known]
     np.maximum.at(best, places[here], lent[known][here])

@@ -323,19 +323,19 @@ class Requests:
         return self
 
     async def __anext__(self) -> Message:
-        if self._held:
+        if self._held:  # the handler asks for the next message when it has finished the one before
             self._give_back(self._held)
         data = await self._read_next()
         if data is grpc.aio.EOF:
             raise StopAsyncIteration
-        REQUEST.set(Request())
+        REQUEST.set(Request())  # each message counts by its own cost: a stream may live for days
         self._reader.count_message(self._context, len(data))
         if self.holder and not self._try_take_bytes(len(data)):
             await self._take_bytes(len(data))
         message = self._parse_small(data)
         if message is None:
             message = await self._parse_message(data)
-        del data
+        del data  # a message of megabytes would be held twice while the handler works on it
         return self._check_message(message)
 
     async def _read_next(self) -> Any:
@@ -346,7 +346,7 @@ class Requests:
             task = asyncio.current_task()
             if not self.evicted or task is None:
                 raise
-            task.uncancel()
+            task.uncancel()  # `_end_excess` means this wait, not the handler, which goes on with the error
             limit = self._reader.budget.bytes_max
             raise QuotaExceeded(
                 f"your streams hold more than {limit} bytes of messages that you have not finished",

@@ -52,13 +52,14 @@ async def negotiate_parts(send: Send[Reply], parts: Sequence[RequestPart]) -> tu
         except StatusError as error:
             if error.status not in NEGOTIABLE or not taken:
                 raise left_out[0][1] if left_out and error.status in NEGOTIABLE else error from None
+            # Many endpoints name no part: then the first goes, which is tried again below if another one was the cause.
             part = next((one for one in taken.values() if one.named_in(error)), next(iter(taken.values())))
             left_out.append((part, error))
             del taken[part.name]
         else:
             break
     for place, (part, refusal) in enumerate(reversed(left_out)):
-        if place == 0 and refusal.status < 500:
+        if place == 0 and refusal.status < 500:  # all that changed until the success was this part: it was the cause
             continue
         try:
             reply = await send(frozenset({*taken, part.name}))

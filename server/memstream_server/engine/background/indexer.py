@@ -136,6 +136,8 @@ class Indexer:
 
         `at` is awaited with rows done and rows in total. Its errors end the wait, not the rebuild.
         """
+        # A rebuild that has dropped the content before this call may have read rows that were wrong then: it does not
+        # count. So what is asked, dropped and complete are numbers, not conditions.
         self._asked += 1
         ticket, done, total = self._asked, 0, 0
         while self._rebuilt < ticket:
@@ -182,6 +184,7 @@ class Indexer:
 
     async def wait_for_outbox(self, at: Callable[[], Awaitable[None]]) -> None:
         """Wait until the current rows of the outbox are indexed, whatever follows; `at` as above."""
+        # Rows are done oldest first, so a count names the last one, though new rows follow without end.
         wanted = self._written + await self._storage.journal.outbox_size()
         while self._written < wanted:
             self._wake_now()

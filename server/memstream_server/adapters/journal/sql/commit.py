@@ -187,6 +187,7 @@ def commit_transitions(connection: Connection, given: Sequence[Commit]) -> None:
     """Commit transitions of different memories. Advances revisions first: a stale owner fails before any write."""
     numbers = _advance_revisions(connection, given)
     commits = [(numbers[one.memory], one, list_filled(one)) for one in given]
+    # Part by part, not commit by commit: the rows of all memories of a group go in one statement.
     for part in PARTS:
         some: list[Numbered] = []
         for number, one, filled in commits:
@@ -265,6 +266,7 @@ def _put_batch_answers(connection: Connection, commits: Sequence[Numbered]) -> N
     at_once = {receipt.answer.request for _, one in commits for receipt in one.receipts if receipt.answer is not None}
     answers = [answer for _, one in commits for answer in one.answers]
     put_answers(connection, [answer for answer in answers if answer.request in at_once])
+    # The receipt of a batch that was received earlier has entered an answer without a response: this one completes it.
     replace_answers(connection, [answer for answer in answers if answer.request not in at_once])
 
 
