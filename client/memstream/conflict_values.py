@@ -43,7 +43,7 @@ class ConflictRecord:
 
 @dataclass(frozen=True, slots=True)
 class Related:
-    """An earlier statement near to an observation; `share`: of the words of the shorter of the two, in (0, 1]."""
+    """An earlier statement near to an observation; `share`: of the words of the shorter of the two, in [0, 1]."""
 
     fragment_id: str
     share: float

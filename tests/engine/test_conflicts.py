@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from memstream_server.core.events import EventType
@@ -17,10 +19,11 @@ from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, AsOf, NewMemory, Query, RecallAnswer
 from memstream_server.ports.journal.reading import StoredConflict
 from memstream_server.ports.journal.writing import Related
-from tests.engine.conftest import OpenEngine
+from tests.engine.conftest import OpenEngine, open_engine
 from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
 from tests.engine.test_by_request import NAME, told
+from tests.support.tiny_model import write_model
 
 OLD, NEW = "I live in Munich near the river.", "I live in Berlin near the river now."
 OTHERS = ("The train was late today.", "We had soup for lunch.", "My sister has a cat.")
@@ -232,6 +235,32 @@ async def test_what_is_superseded_or_forgotten_is_not_related(engine: PartsEngin
     (third,) = await tell(engine, "I live in Oslo near the river.")
     await engine.fragments.forget(*NAME, [third])
     assert [one.fragment for one in await near(engine, NEW)] == [second]
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["in one batch", "in two"])
+@pytest.mark.parametrize(("model", "named"), [("all-minilm-l6-v2", [0, 1]), ("", [1])], ids=["measured", "other"])
+async def test_a_measured_model_names_related_without_a_shared_word(
+    tmp_path: Path, model: str, named: list[int], together: bool
+) -> None:
+    pytest.importorskip("onnx", reason="the extra onnx is not installed")
+    directory = write_model(tmp_path / "model")
+    if model:
+        (directory / "memstream.json").write_text(json.dumps({"model": model, "space": "tiny"}))
+    said = [
+        ("I rent a flat in Munich.", 1.0),
+        ("Our cat hates the rain.", 0.0),
+        ("We signed a lease, said the cat.", 0.9),
+    ]
+    vectors = [np.array([cosine, (1 - cosine**2) ** 0.5, 0], np.float32) for _, cosine in said]
+    items = [observation(text, vector=vector, speaker="Ada") for (text, _), vector in zip(said, vectors, strict=True)]
+    async with open_engine(tmp_path / "data", embedding="onnx", embedding_model_dir=directory) as engine:
+        await create(engine)
+        outcomes = []
+        for number, group in enumerate([items] if together else [items[:2], items[2:]]):
+            done = await engine.observe_batch(*NAME, f"{number}", 1, group, AckLevel.STORED, related=3)
+            outcomes += done.outcomes
+    assert [one.fragment for one in outcomes[-1].related] == [outcomes[place].fragment for place in named]
+    assert [one.share > 0 for one in outcomes[-1].related] == [place == 1 for place in named]
 
 
 # ---- suspicions

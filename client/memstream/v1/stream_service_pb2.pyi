@@ -482,7 +482,8 @@ class ObservationOutcome(_message.Message):
     @_builtins.property
     def related(self) -> _containers.RepeatedCompositeFieldContainer[Global___RelatedFragment]:
         """If the stream or the call asks for them: earlier statements of the same speaker that share words with it, the
-        nearest first. If it corrects one of them, say so with SupersedeFragments. Empty for an observation that was not
+        nearest first. If it corrects one of them, say so with SupersedeFragments. With a model for which this was measured
+        (docs/models.md), also those without a shared word, by share plus cosine. Empty for an observation that was not
         kept; for a question, a text of more than 200 characters, and what an assistant or a tool said.
         """
 
@@ -515,7 +516,7 @@ class RelatedFragment(_message.Message):
     fragment_id: _builtins.str
     """Its id."""
     share: _builtins.float
-    """How many words of the shorter of the two both have, as a share in (0, 1]."""
+    """How many words of the shorter of the two both have, as a share in [0, 1]."""
     def __init__(
         self,
         *,

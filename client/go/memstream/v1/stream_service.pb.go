@@ -952,7 +952,8 @@ type ObservationOutcome struct {
 	// Its tier when it was stored; unspecified if it was not kept.
 	Tier Tier `protobuf:"varint,5,opt,name=tier,proto3,enum=memstream.v1.Tier" json:"tier,omitempty"`
 	// If the stream or the call asks for them: earlier statements of the same speaker that share words with it, the
-	// nearest first. If it corrects one of them, say so with SupersedeFragments. Empty for an observation that was not
+	// nearest first. If it corrects one of them, say so with SupersedeFragments. With a model for which this was measured
+	// (docs/models.md), also those without a shared word, by share plus cosine. Empty for an observation that was not
 	// kept; for a question, a text of more than 200 characters, and what an assistant or a tool said.
 	Related       []*RelatedFragment `protobuf:"bytes,6,rep,name=related,proto3" json:"related,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1036,7 +1037,7 @@ type RelatedFragment struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its id.
 	FragmentId string `protobuf:"bytes,1,opt,name=fragment_id,json=fragmentId,proto3" json:"fragment_id,omitempty"`
-	// How many words of the shorter of the two both have, as a share in (0, 1].
+	// How many words of the shorter of the two both have, as a share in [0, 1].
 	Share         float64 `protobuf:"fixed64,2,opt,name=share,proto3" json:"share,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

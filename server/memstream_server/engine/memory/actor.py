@@ -297,7 +297,11 @@ class Actor:
     async def _decide_batches(self, prepared: _Prepared) -> tuple[dict[int, Outcome], Decision, Commit]:
         known = await read_known(self.working, prepared.gathered, self.storage)
         wanted = [one for batch in prepared.batches if batch.receipt.related for one in batch.receipt.fragments]
-        related = await find_related(self.working, wanted, self.storage, self.models.analyzer) if wanted else {}
+        related = (
+            await find_related(self.working, wanted, prepared.gathered, self.storage, self.models.analyzer)
+            if wanted
+            else {}
+        )
         decision, outcomes = await decide_observations(
             self.working, prepared.batches, prepared.gathered, known, self.models, self.runtime, related
         )

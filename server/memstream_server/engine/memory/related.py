@@ -2,7 +2,8 @@
 
 Rule 1. It runs in the memory's order and reads only the working set and the journal: the same observations on the same
 memory give the same result.
-Rule 2. Only fragments that may have twins (core/twins.py) are compared, those of one speaker.
+Rule 2. Only fragments that may have twins (core/twins.py) are compared, those of one speaker. They are near by the
+share of words and, in outcomes, plus the cosine of a measured model: people describe a change in other words.
 Rule 3. With `conflicts.ask_llm` an observation is compared in its own commit, and a fragment again in the commit that
 changes its text or restores it. A pair is suspected again only if a text has changed, or if it ended undecided.
 Rule 4. A known pair ends, by an event, in the commit that changes the text of one, removes it, or makes it one that may
@@ -11,11 +12,12 @@ not be suspected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.lexical import idf, query_terms
@@ -23,13 +25,14 @@ from memstream_server.core.retention import is_expired
 from memstream_server.core.suspicions import Suspicion, may_be_suspected
 from memstream_server.core.transition import Transition
 from memstream_server.core.twins import SHARE_MIN, KnownWords, Words, may_have_twins, share_of
-from memstream_server.core.values import Fragment
+from memstream_server.core.values import Fragment, Vector
 from memstream_server.engine.memory.decide import jobs_of
 from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.requests import RELATED_MAX
 from memstream_server.ports.journal.writing import Related
 
 if TYPE_CHECKING:
+    from memstream_server.engine.memory.enrich import EnrichedFragment
     from memstream_server.engine.memory.working_set import WorkingSet
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
     from memstream_server.ports.journal.records import MemoryRecord
@@ -41,12 +44,15 @@ SUSPECTED_MAX = 3
 """Suspicions that one observation or change can bring: each is a question for the LLM."""
 WORDS_MAX = 512
 """Fragments of a memory whose words are kept, about a kilobyte each: to analyze ten takes a tenth of a recall."""
+NO_VECTORS: Mapping[str, Vector | None] = {}
 _COMPARED = frozenset({EventType.OBSERVED, EventType.UPDATED, EventType.RESTORED})
 
 
 class _Near(NamedTuple):
     fragment: Fragment
     share: float
+    cosine: float
+    """0 if cosines do not count."""
 
 
 def read_words(record: MemoryRecord, analyzer: Analyzer, known: KnownWords) -> Callable[[Fragment], Words]:
@@ -65,10 +71,17 @@ def read_words(record: MemoryRecord, analyzer: Analyzer, known: KnownWords) -> C
 
 
 async def find_related(
-    working: WorkingSet, fragments: Sequence[Fragment], storage: Storage, analyzer: Analyzer
+    working: WorkingSet,
+    fragments: Sequence[Fragment],
+    gathered: Sequence[EnrichedFragment],
+    storage: Storage,
+    analyzer: Analyzer,
 ) -> dict[str, tuple[Related, ...]]:
-    """By id of a new fragment: the earlier statements of its speaker that share words with it, the nearest first."""
-    near = await _find_near(working, fragments, storage, read_words(working.record, analyzer, {}))
+    """By id of a new fragment: the earlier statements of its speaker that are near to it, the nearest first."""
+    dense, space, vectors = working.dense, working.embedding, dict[str, Vector | None]()
+    if space.model.fitted.related_min is not None and dense is not None and not dense.large:
+        vectors = {part.fragment.id: part.in_space(space.name).content_vector for part in gathered}
+    near = await _find_near(working, fragments, storage, read_words(working.record, analyzer, {}), vectors)
     observed = {one.id: one.last_observed for one in fragments}
     return {
         id_: tuple(
@@ -150,25 +163,33 @@ async def _is_decided(working: WorkingSet, pair: tuple[str, str], storage: Stora
 
 
 async def _find_near(
-    working: WorkingSet, fragments: Sequence[Fragment], storage: Storage, words_of: Callable[[Fragment], Words]
+    working: WorkingSet,
+    fragments: Sequence[Fragment],
+    storage: Storage,
+    words_of: Callable[[Fragment], Words],
+    vectors: Mapping[str, Vector | None] = NO_VECTORS,
 ) -> dict[str, list[_Near]]:
-    """By id of each of `fragments` that may have twins: statements of its speaker that share words with it and are not
-    the same, the nearest first, of equally near ones the latest. Of the group, only those before it."""
+    """By id of each of `fragments` that may have twins: statements of its speaker that are near to it and not the same,
+    the nearest first, of equally near ones the latest. Of the group, only those before it.
+
+    vectors: of `fragments`, if their cosines count."""
     stated = [one for one in fragments if may_have_twins(one)]
-    candidates = {one.id: _find_candidates(working, one, words_of(one)) for one in stated}
+    candidates = {one.id: _find_candidates(working, one, words_of(one), vectors.get(one.id)) for one in stated}
     known = await _read_fragments(working, {id_ for ids in candidates.values() for id_ in ids}, storage)
     retention, near = working.record.policy.retention, dict[str, list[_Near]]()
     changed = {each.id for each in fragments}
     for place, one in enumerate(stated):
-        others = [known[id_] for id_ in candidates[one.id] if id_ in known and id_ not in changed]
         before = [each for each in stated[:place] if each.speaker == one.speaker][-CANDIDATES_MAX:]
-        shares = [
-            _Near(each, share_of(words_of(one), words_of(each)))
-            for each in (*others, *before)
+        cosines = {each.id: _cosine(vectors.get(one.id), vectors.get(each.id)) for each in before}
+        cosines |= {id_: cosine for id_, cosine in candidates[one.id].items() if id_ in known and id_ not in changed}
+        found = [
+            _Near(each, share_of(words_of(one), words_of(each)), cosines[each.id])
+            for each in (*map(known.__getitem__, cosines.keys() & known.keys()), *before)
             if _are_two(one, each) and may_have_twins(each) and not is_expired(each, one.create_time_us, retention)
         ]
         near[one.id] = sorted(
-            (each for each in shares if each.share), key=lambda each: (each.share, each.fragment.last_observed)
+            (each for each in found if each.share or each.cosine),
+            key=lambda each: (each.share + each.cosine, each.fragment.last_observed),
         )[::-1]
     return near
 
@@ -179,19 +200,34 @@ def _are_two(one: Fragment, other: Fragment) -> bool:
     return one.id != other.id and one.content != other.content and not same_key
 
 
-def _find_candidates(working: WorkingSet, fragment: Fragment, words: Words) -> list[str]:
-    """Ids of the fragments of its speaker that share its rarest words."""
-    columns, lexical = working.columns, working.lexical
+def _find_candidates(working: WorkingSet, fragment: Fragment, words: Words, vector: Vector | None) -> dict[str, float]:
+    """Fragments of its speaker by id, with the cosine: those that share its rarest words, and with a vector those that
+    are nearest to it."""
+    columns, lexical, dense = working.columns, working.lexical, working.dense
     speaker = columns.speakers.find_codes([fragment.speaker])
-    if not words or not speaker:
-        return []
+    if not speaker:
+        return {}
     which, slots = lexical.sharing(np.array(sorted(words), np.uint64))
     weights = idf(lexical.live, np.bincount(which, minlength=len(words)))
-    mine = columns.speaker[slots] == speaker[0]
-    sums = np.bincount(slots[mine], weights[which[mine]], len(columns))
-    sharing = np.flatnonzero(sums)
-    best = sharing[np.lexsort((-sharing, -sums[sharing]))][:CANDIDATES_MAX]
-    return [columns.ids[slot] for slot in best.tolist()]
+    sharing = np.bincount(slots, weights[which], len(columns))
+    cosines = np.zeros(len(columns), np.float32)
+    if vector is not None and dense is not None:
+        cosines = np.nan_to_num(dense.cosines(vector))
+    mine = columns.speaker == speaker[0]
+    best = (slot for scores in (sharing, cosines) for slot in _find_best(scores * mine))
+    return {columns.ids[slot]: float(cosines[slot]) for slot in best}
+
+
+def _cosine(one: Vector | None, other: Vector | None) -> float:
+    """0 without one of the two."""
+    return 0.0 if one is None or other is None else float(one @ other)
+
+
+def _find_best(scores: npt.NDArray[np.floating]) -> list[int]:
+    """The slots with the greatest positive scores, of equal ones the latest."""
+    positive = np.flatnonzero(scores > 0)
+    best: list[int] = positive[np.lexsort((-positive, -scores[positive]))][:CANDIDATES_MAX].tolist()
+    return best
 
 
 async def _read_fragments(working: WorkingSet, ids: set[str], storage: Storage) -> dict[str, Fragment]:

@@ -549,7 +549,8 @@ export type ObservationOutcome = Message<"memstream.v1.ObservationOutcome"> & {
 
   /**
    * If the stream or the call asks for them: earlier statements of the same speaker that share words with it, the
-   * nearest first. If it corrects one of them, say so with SupersedeFragments. Empty for an observation that was not
+   * nearest first. If it corrects one of them, say so with SupersedeFragments. With a model for which this was measured
+   * (docs/models.md), also those without a shared word, by share plus cosine. Empty for an observation that was not
    * kept; for a question, a text of more than 200 characters, and what an assistant or a tool said.
    *
    * @generated from field: repeated memstream.v1.RelatedFragment related = 6;
@@ -578,7 +579,7 @@ export type RelatedFragment = Message<"memstream.v1.RelatedFragment"> & {
   fragmentId: string;
 
   /**
-   * How many words of the shorter of the two both have, as a share in (0, 1].
+   * How many words of the shorter of the two both have, as a share in [0, 1].
    *
    * @generated from field: double share = 2;
    */
