@@ -19,7 +19,7 @@ QUICK: dict[str, str | float] = {
     "index_flush_interval_s": 600.0,
     "index_overlay_s": 0.0,
     "access_flush_interval_s": 0.1,
-    "maintenance_interval_s": 0.2,
+    "maintenance_interval_s": 1.0,
     "drain_grace_s": 2.0,
     "disk_free_min_bytes": 0,
 }
