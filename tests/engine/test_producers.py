@@ -17,6 +17,7 @@ from memstream_server.engine.errors import BacklogFull, ProducerSuperseded, Sequ
 from memstream_server.engine.memory import producers
 from memstream_server.engine.memory.ingest import ObserveSession
 from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, ProducerProgress, RejectedObservation
+from memstream_server.ports.journal.records import Producer
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty
 from tests.engine.engine_parts import PartsEngine
 from tests.engine.memory import observation
@@ -175,6 +176,25 @@ async def test_late_batch_of_a_superseded_stream_is_refused(parts: Assembled) ->
     assert await contents(parts.engine) == words(LINES[:6])
     async with parts.actors.use(NAMESPACE, "joy") as actor:
         assert actor.producers.backlog == 0
+
+
+async def test_late_batch_ends_no_stream_that_opens_meanwhile(
+    parts: Assembled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = await opened(parts.engine)
+    open_producer, late = parts.journal.open_producer, list[asyncio.Future[None]]()
+
+    async def open_and_submit(uid: str, epoch: int, name: str) -> Producer:
+        found = await open_producer(uid, epoch, name)
+        late.append(older.submit(1, LINES[:2]))
+        return found
+
+    monkeypatch.setattr(parts.journal, "open_producer", open_and_submit)
+    newer = await opened(parts.engine)
+    with pytest.raises(ProducerSuperseded):
+        await late[0]
+    assert (await sent(newer, 1, LINES[:2])).stored == 2
+    assert await contents(parts.engine) == words(LINES[:2])
 
 
 async def test_cancelled_wait_for_received_loses_nothing(parts: Assembled) -> None:

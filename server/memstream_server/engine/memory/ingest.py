@@ -233,7 +233,8 @@ class ObserveSession(SessionNews):
             state.submitted = new_from + len(fresh) - 1
             state.remember_hashes(new_from, batch.receipt.hashes, batch.receipt.rejections)
         # Its steps wait for no turn: batches of several callers keep their order.
-        task = asyncio.create_task(self._receive_batch(first, repeats, batch), context=without_account())
+        receiving = self._receive_batch(first, repeats, batch, before=state.receiving)
+        task = asyncio.create_task(receiving, context=without_account())
         producers.receiving.add(task)
         task.add_done_callback(producers.receiving.discard)
         task.add_done_callback(retrieve_error)  # the session has it
@@ -284,26 +285,33 @@ class ObserveSession(SessionNews):
         )
 
     async def _receive_batch(
-        self, first: int, repeats: Sequence[NewObservation | RejectedObservation], batch: Batch | None
+        self,
+        first: int,
+        repeats: Sequence[NewObservation | RejectedObservation],
+        batch: Batch | None,
+        before: asyncio.Task[None] | None,
     ) -> None:
+        """before: receives the batch before it. An error ends this session, not one that has opened since `submit`."""
         # The batch goes to the journal before the first await: its order is that of `submit`.
-        state = self._state
-        session, before = state.session, state.receiving
         try:
             if batch is not None:
                 await self._write_receipt(batch)
         except Exception as error:
-            raise _fail_session(session, self._undo_receipt(session, batch, error)) from error
+            raise self._fail_with(self._undo_receipt(batch, error)) from error
         try:
             if batch is not None and not batch.at_once:
                 self._mark_received(batch)
             if repeats:
                 await self._answer_repeats(first, repeats, before)
         except EngineError as error:
-            raise _fail_session(session, error) from error
+            raise self._fail_with(error) from error
         except JournalError as error:
             # The batch stays received; only the first rejections of its repeats could not be read.
-            raise _fail_session(session, JournalUnavailable(NOT_READ, retry_after_s=0.2)) from error
+            raise self._fail_with(JournalUnavailable(NOT_READ, retry_after_s=0.2)) from error
+
+    def _fail_with(self, error: EngineError) -> EngineError:
+        self.fail(error)
+        return error
 
     async def _write_receipt(self, batch: Batch) -> None:
         """Returns once the journal has received the batch."""
@@ -346,13 +354,11 @@ class ObserveSession(SessionNews):
         before: asyncio.Task[None] | None,
     ) -> None:
         """Send the first rejections of repeated numbers again, but not before the original batch is received."""
-        state, session = self._state, self._state.session
+        state = self._state
         if first + len(items) - 1 > state.received and before is not None:
             await asyncio.wait({before})
             before.result()
-        again = await verify_repeats(self._actor.storage.journal, self._actor.uid, state, first, items)
-        if session is not None:
-            session.add_rejections(again)
+        self.add_rejections(await verify_repeats(self._actor.storage.journal, self._actor.uid, state, first, items))
 
     def _mark_received(self, batch: Batch) -> None:
         state, receipt, runtime = self._state, batch.receipt, self._actor.runtime
@@ -366,7 +372,7 @@ class ObserveSession(SessionNews):
         self._producers.backlog -= batch.size  # `queue_batch` adds it again
         self._actor.queue_batch(batch)
 
-    def _undo_receipt(self, session: SessionNews | None, batch: Batch | None, error: Exception) -> EngineError:
+    def _undo_receipt(self, batch: Batch | None, error: Exception) -> EngineError:
         """Undo the submission of a refused batch and return its error. Unless RAM explains the refusal, the actor
         ends.
         """
@@ -387,14 +393,8 @@ class ObserveSession(SessionNews):
             return write_error(error)
         if isinstance(error, AnswerExists):
             return answered_error(error)
-        if isinstance(error, StaleWrite) and session is not None and session.error is not None:
-            return session.error  # an earlier batch was refused, so this one leaves a gap
+        if isinstance(error, StaleWrite) and self.error is not None:
+            return self.error  # an earlier batch was refused, so this one leaves a gap
         if not isinstance(error, JournalError):
             log.error("receive_failed", memory=self._actor.uid, exc_info=error)
         return self._actor.fail(JournalUnavailable(NOT_WRITTEN, retry_after_s=0.2))
-
-
-def _fail_session(session: SessionNews | None, error: EngineError) -> EngineError:
-    if session is not None:
-        session.fail(error)
-    return error
