@@ -71,8 +71,10 @@ POLICY = {
     "reflection": {"threshold": 0, "insight_on_promotion": False},
     "recall": {"reinforce": False},
     "retention": {"forget_grace": timedelta(0)},
+    "conflicts": {"suspect": False},
 }
-"""Policy of every memory created here: no LLM calls, and deleted items are erased by the next maintenance."""
+"""Policy of every memory created here: no LLM calls, and deleted items are erased by the next maintenance. Items come
+by score: they are values of keys, and a later one does not replace an earlier one."""
 
 
 class _CreateOptions(TypedDict):
