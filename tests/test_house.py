@@ -49,6 +49,13 @@ def test_cpu_of_a_command_over_its_limit_fails(records: Path) -> None:
     assert house.run_measured([sys.executable, "-c", "raise SystemExit(3)"], {house.CPU: {"limit": 60}}) == 3
 
 
+def test_cpu_counts_by_the_speed_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits, work = {house.CPU: {"limit": 0.0, "aim": 0.0}}, [sys.executable, "-c", "sum(range(60_000_000))"]
+    assert house.run_measured(work, limits) == 1
+    monkeypatch.setattr(house, "time_loop", lambda: 1e6 * house.LOOP_S)
+    assert house.run_measured(work, limits) == 0
+
+
 def test_typescript_imports_of_types_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.ts").write_text('import { b } from "./b.js";\nimport type {\n  C,\n} from "./c.js";\n', "utf-8")
     (tmp_path / "b.ts").write_text('import { x } from "elsewhere";\n', "utf-8")

@@ -19,7 +19,7 @@ import pytest
 from tests.support.journals import VARIABLE
 from tests.toolchains.postgres import Cluster
 
-pytestmark = pytest.mark.toolchain
+pytestmark = [pytest.mark.toolchain, pytest.mark.timeout(3600)]  # the half of all tests, on a machine that others share
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PARTS = ("engine", "rpc", "client/test_agent.py", "conversations", "operations", "cli", "server")
