@@ -54,7 +54,7 @@ async def test_reinforcing_without_the_right_is_refused(guarded: Guarded) -> Non
         async with memory.recall() as recall:
             with pytest.raises(PermissionDenied, match="the right observe"):
                 await recall.query("key", reinforce=True)
-            assert (await recall.query("key"))[0].fragment.content == KEY, "the stream goes on"
+            assert (await recall.query("key"))[0].fragment.content == KEY, "the stream continues"
 
 
 @pytest.mark.parametrize(

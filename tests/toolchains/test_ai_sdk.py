@@ -78,7 +78,7 @@ async def test_example_runs(client: Node, program: str, server: ServerProcess) -
 
 @pytest.mark.parametrize("version", ["", "6.9.9", "7.0.172", "7.1.0-beta.1", "8.0.0"])
 def test_another_version_is_named_at_import(client: Node, tmp_path: Path, version: str) -> None:
-    """The packed client beside a package `ai` of another version, or none."""
+    """The packed client next to a package `ai` of another version, or none."""
     run("npm", "pack", "--silent", "--ignore-scripts", "--pack-destination", str(tmp_path), cwd=client.folder)
     folder = tmp_path / "node_modules"
     (folder / "@memstream").mkdir(parents=True)
