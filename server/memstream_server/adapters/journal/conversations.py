@@ -121,10 +121,12 @@ class SqlConversations:
 
     async def _discard_unused(self, namespace: str, numbers: Sequence[int]) -> None:
         """Delete what is still hidden and has no message: a write failed, or found its message there."""
-        if not namespace or not await self._read(lambda c: hidden.list_unused(c, numbers)):
-            return  # what has no namespace is removed by the import that has staged it
-        for number in await self._write(lambda c: hidden.release_unused(c, numbers), len(numbers), False):
-            await self._purge(number)
+        if not namespace:
+            return  # the import that has staged it removes it
+        with suppress(JournalError):  # the write's outcome stands; `prune_conversations` deletes what is left
+            if await self._read(lambda c: hidden.list_unused(c, numbers)):
+                for number in await self._write(lambda c: hidden.release_unused(c, numbers), len(numbers), False):
+                    await self._purge(number)
 
     async def _purge(self, number: int) -> None:
         while not await self._write(lambda c: hidden.purge_slice(c, number), hidden.SLICE_ROWS, False):
