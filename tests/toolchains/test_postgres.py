@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import SqlJournal, open_journal
+from memstream_server.adapters.journal.database import migrate
 from memstream_server.adapters.journal.database import postgres as adapter
 from memstream_server.adapters.journal.sql.schema import metadata
 from memstream_server.adapters.models.hashing import computed_spaces
@@ -167,17 +169,38 @@ def take_lock(cluster: Cluster, url: str) -> Any:
 # ---- the tables
 
 
-async def test_the_migrations_create_the_tables_of_the_schema(journal: SqlJournal, url: str) -> None:
-    engine = create_engine(adapter.parse_url(url))
-    with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, metadata) == []
-        unordered = connection.exec_driver_sql(
-            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'public'"
-            " AND table_name <> 'alembic_version' AND data_type = 'text' AND collation_name IS DISTINCT FROM 'C'"
-        )
-        assert unordered.all() == []
-    engine.dispose()
+CATALOG = (
+    "SELECT table_name, column_name, data_type, is_nullable, column_default, is_identity, collation_name"
+    " FROM information_schema.columns WHERE table_schema = 'public'",
+    "SELECT tablename, indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'",
+    "SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint"
+    " WHERE connamespace = 'public'::regnamespace",
+    "SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal",
+    "SELECT proname, pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'public'::regnamespace",
+    "SELECT relname, relkind, reloptions FROM pg_class WHERE relnamespace = 'public'::regnamespace",
+    "SELECT version_num FROM alembic_version",
+)
+"""Columns, indexes, constraints, triggers, functions, storage and revision of the tables."""
+
+
+def test_migrations_match_tables_of_new_journal(postgres: Cluster) -> None:
+    found = []
+    for way in (migrate.create_tables, partial(migrate.run_migrations, revision=None)):
+        engine = create_engine(adapter.parse_url(postgres.database()))
+        with engine.begin() as connection:
+            way(connection)
+            context = MigrationContext.configure(connection, opts={"compare_type": True})
+            assert compare_metadata(context, metadata) == []
+            rows = [sorted(map(repr, connection.exec_driver_sql(query).all())) for query in CATALOG]
+            assert all(rows)
+            found.append(rows)
+            unordered = connection.exec_driver_sql(
+                "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'public'"
+                " AND table_name <> 'alembic_version' AND data_type = 'text' AND collation_name IS DISTINCT FROM 'C'"
+            )
+            assert unordered.all() == []
+        engine.dispose()
+    assert found[0] == found[1]
 
 
 async def test_an_unusable_database_is_rejected_with_the_cause(postgres: Cluster, url: str) -> None:

@@ -8,7 +8,7 @@ Only values that a query selects by are columns; the rest of a fragment is in it
 are the exception: they change without a new payload, and their columns take precedence.
 
 Index conditions are declared for SQLite only: declaring PostgreSQL's, which are the same, would import its dialect at
-every start. On PostgreSQL the migrations create the tables, and declare both (migrate.py).
+every start. `create_tables` (migrate.py) copies them where it creates the tables on PostgreSQL.
 """
 
 from __future__ import annotations
