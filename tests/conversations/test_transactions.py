@@ -267,8 +267,8 @@ def failing_statement(number: int) -> Iterator[list[str]]:
     run_statement = sqlite.run_statement
 
     def before(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if threading.current_thread().name != "journal-writer":
-            return
+        if threading.current_thread().name != "journal-writer" or statement.startswith("UPDATE processes"):
+            return  # a server whose lease is not renewed gives its memories up: the outcome of a write is unknown then
         if statement == "SAVEPOINT one":
             ran.clear()
         ran.append(statement)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import hashlib
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -203,7 +204,8 @@ async def test_repeat_of_refused_numbers_gets_first_answer(parts: Assembled, acc
     items: list[NewObservation | RejectedObservation] = [*LINES[:accepted], refused]
     first = await batch(parts, items, producer="p")
     assert ([one.sequence for one in first.rejected], len(first.outcomes)) == ([accepted + 1], accepted)
-    assert await batch(parts, items, producer="p") == first
+    again = await batch(parts, items, producer="p")
+    assert replace(again, indexed=first.indexed) == first  # the index goes on meanwhile
 
 
 @only_sqlite("other servers may write into a new memory")

@@ -228,18 +228,24 @@ class Java:
         find_program("javac")
 
     def runner(self) -> Runner:
-        """Builds the runner if its sources or the contract have changed: compiling the generated code is slow."""
+        """Builds the runner if its sources or the contract have changed: compiling the generated code is slow.
+
+        From nothing: Maven keeps state of a build that ended early, and of another commit.
+        """
         made = hashlib.sha256()
         for root, pattern in ((self.folder, "pom.xml"), (self.folder / "src", "*.java"), (ROOT / "protos", "*.proto")):
             for file in sorted(root.rglob(pattern)):
                 made.update(file.read_bytes())
         stamp = self.folder / "target" / ".built"
         if not stamp.exists() or stamp.read_text("utf-8") != made.hexdigest():
-            words = (self._maven, "--quiet", "--batch-mode", f"-Dmaven.repo.local={CACHE / 'm2'}", "package")
+            shutil.rmtree(self.folder / "target", ignore_errors=True)
+            words = (self._maven, "--batch-mode", "-ntp", f"-Dmaven.repo.local={CACHE / 'm2'}", "package")
             done = _run_command(words, self.folder, None)
-            if "Could not transfer" in done.stdout or "Could not resolve" in done.stdout:
+            if done.returncode and ("Could not transfer" in done.stdout or "Could not resolve" in done.stdout):
                 raise Absent(f"the packages of the Java client cannot be fetched: {done.stdout.strip()[:300]}")
+            compiled = self.folder / "target" / "classes" / "dev" / "memstream" / "conformance" / "Main.class"
             assert done.returncode == 0, done.stdout[-8000:]
+            assert compiled.exists(), done.stdout[-8000:]
             stamp.write_text(made.hexdigest(), "utf-8")
         return Runner("Java", [self._java, "-cp", self._classes, "dev.memstream.conformance.Main"], client=False)
 

@@ -191,9 +191,10 @@ def test_large_calls_pass_and_oversized_ones_are_rejected(http: httpx2.Client) -
     memory = create_memory(http, "large") | {"cursor": None}
     texts = [f"{number} " + "word " * 12_000 for number in range(40)]
     post(http, "StreamService/ObserveBatch", memory | {"observations": [{"content": one} for one in texts]})
-    kept = post(http, "MemoryService/ListFragments", memory).raise_for_status()
-    assert len(kept.content) > 1 << 20
-    assert {one["content"] for one in kept.json()["fragments"]} < {*texts, "Bob drinks green tea."}
+    query = {"text": "word", "limit": 40}
+    found = post(http, "StreamService/RecallOnce", memory | {"query": query}).raise_for_status()
+    assert len(found.content) > 1 << 20
+    assert {one["fragment"]["content"] for one in found.json()["hits"]} < {*texts, "Bob drinks green tea."}
     refused = post(http, "StreamService/ObserveBatch", memory | {"observations": [{"content": "x" * 17_000_000}]})
     assert refused.status_code in (413, 429)
     assert refused.json()["code"] in (3, 8)
