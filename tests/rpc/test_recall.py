@@ -481,6 +481,23 @@ async def test_one_query_by_itself(told: Wire) -> None:
     assert list((await refused(told.streams.RecallOnce(once(limit=-1)))).fields) == ["query.limit"]
 
 
+@pytest.mark.parametrize("count", [0, 1, 40])
+async def test_singular_fields_of_an_answer_occur_once(wire: Wire, count: int) -> None:
+    """Protobuf merges a second one; Envoy's transcoder answers 502."""
+    items = [fragments.Observation(content=f"fact {n}", session="s") for n in range(count)]
+    for at in range(0, count, 16):
+        some = items[at : at + 16]
+        await wire.streams.ObserveBatch(pb.ObserveBatchRequest(namespace="ns", memory="m", observations=some))
+    ask = wire.channel.unary_unary(
+        "/memstream.v1.StreamService/RecallOnce", request_serializer=pb.RecallOnceRequest.SerializeToString
+    )
+    query = pb.RecallQuery(text="fact", limit=40, explain=True)
+    data = await ask(pb.RecallOnceRequest(namespace="ns", memory="m", query=query))
+    answered = pb.RecallOnceResponse.FromString(data)
+    assert len(answered.recollections.recollections) + len(answered.recollections.working_memory) >= count
+    assert answered.ByteSize() == len(data)
+
+
 async def test_unreached_revision_names_current_revision(told: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = asyncio.Event()
 

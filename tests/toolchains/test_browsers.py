@@ -194,7 +194,10 @@ def test_large_calls_pass_and_oversized_ones_are_rejected(http: httpx2.Client) -
     query = {"text": "word", "limit": 40}
     found = post(http, "StreamService/RecallOnce", memory | {"query": query}).raise_for_status()
     assert len(found.content) > 1 << 20
-    assert {one["fragment"]["content"] for one in found.json()["hits"]} < {*texts, "Bob drinks green tea."}
+    answered = found.json()["recollections"]
+    fragments = [*(one["fragment"] for one in answered["recollections"]), *answered.get("workingMemory", ())]
+    assert {one["content"] for one in fragments} <= {*texts, "Bob drinks green tea."}
+    assert len(fragments) == 41
     refused = post(http, "StreamService/ObserveBatch", memory | {"observations": [{"content": "x" * 17_000_000}]})
     assert refused.status_code in (413, 429)
     assert refused.json()["code"] in (3, 8)

@@ -29,11 +29,13 @@ from memstream_server.rpc.wire.filters import read_filter
 from memstream_server.rpc.wire.fragments import suspicion_message
 from memstream_server.rpc.wire.policies import policy_message
 from memstream_server.rpc.wire.scalars import Enums
+from memstream_server.rpc.wire.scan import encode_field
 
 PART_BYTES = 1 << 20
 """A larger answer is split into several messages, so that none comes near a client's message limit."""
 ENCODED_PER_SLICE = 16
 """Fragments that are written between two looks at the clock, about 0.5 ms."""
+_RECOLLECTIONS: int = pb.RecallOnceResponse.DESCRIPTOR.fields_by_name["recollections"].number
 _WEIGHT_MAX = 100
 _TOKENS_MAX = 2**31 - 1
 _COUNT_MAX = 2**53
@@ -148,25 +150,23 @@ async def recollection_responses(
 
 
 async def encode_answer(query_id: str, answer: RecallAnswer, explain: bool, done: pb.RecallDone) -> bytes:
-    """A serialised RecallOnceResponse. Its parts are serialised one by one: joined, they are the whole message."""
-    parts = []
-    response = pb.RecallOnceResponse(done=done)
-    response.recollections.query_id = query_id
-    response.recollections.working_memory_ids.extend(answer.working_ids)
+    """A serialised RecallOnceResponse. Its lists are serialised in slices, which are joined within one field: protobuf
+    merges the parts of a singular field, Envoy's transcoder refuses them."""
+    begin = pb.Recollections(query_id=query_id, working_memory_ids=answer.working_ids)
+    parts = [begin.SerializeToString()]
     formula = answer.formula if explain else ""
     async for part in in_slices(_ranked(answer), ENCODED_PER_SLICE):
+        found = pb.Recollections()
         for rank, recollection in part:
-            _write_recollection(response.recollections.recollections.add(), recollection, rank, formula)
-        parts.append(response.SerializeToString())
-        response = pb.RecallOnceResponse()
+            _write_recollection(found.recollections.add(), recollection, rank, formula)
+        parts.append(found.SerializeToString())
     async for held in in_slices(answer.working, ENCODED_PER_SLICE):
+        working = pb.Recollections()
         for fragment in held:
-            fragments.write_fragment(response.recollections.working_memory.add(), fragment)
-        parts.append(response.SerializeToString())
-        response = pb.RecallOnceResponse()
-    if not parts:
-        parts.append(response.SerializeToString())
-    return b"".join(parts)
+            fragments.write_fragment(working.working_memory.add(), fragment)
+        parts.append(working.SerializeToString())
+    rest = pb.RecallOnceResponse(done=done)
+    return encode_field(_RECOLLECTIONS, b"".join(parts)) + rest.SerializeToString()
 
 
 async def encode_recollections(answer: RecallAnswer, into: type[Message]) -> bytes:

@@ -116,7 +116,7 @@ def _split_fields(data: bytes, at: int, end: int, message: Descriptor) -> Iterat
                     if field_at > began:
                         yield data[began:field_at]
                     for part in _split_fields(data, body_at, at, inner):
-                        yield _write_varint(tag) + _write_varint(len(part)) + part
+                        yield encode_field(tag >> 3, part)
                     began = at
             if at > began:
                 yield data[began:at]
@@ -146,6 +146,11 @@ def _embedded(message: Descriptor, tag: int) -> Descriptor | None:
     if field is None or tag & 7 != _BYTES or field.is_repeated:
         return None
     return field.message_type
+
+
+def encode_field(number: int, value: bytes) -> bytes:
+    """A field with a serialised message."""
+    return _write_varint(number << 3 | _BYTES) + _write_varint(len(value)) + value
 
 
 def _write_varint(value: int) -> bytes:
