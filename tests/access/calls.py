@@ -14,31 +14,6 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 
-from memstream.v1 import (
-    block_service_pb2,
-    context_service_pb2,
-    conversation_service_pb2,
-    memory_service_pb2,
-    operation_service_pb2,
-    server_service_pb2,
-    stream_service_pb2,
-)
-
-MODULES = (
-    block_service_pb2,
-    context_service_pb2,
-    conversation_service_pb2,
-    memory_service_pb2,
-    operation_service_pb2,
-    server_service_pb2,
-    stream_service_pb2,
-)
-METHODS: Sequence[MethodDescriptor] = [
-    method
-    for module in MODULES
-    for service in module.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-]
 _ANSWERS_MAX = 20
 _PATIENCE_S = 60.0
 

@@ -18,8 +18,9 @@ from memstream.v1 import memory_service_pb2 as pb
 from memstream.v1 import operation_service_pb2, stream_service_pb2
 from memstream_server.rpc.access.caller import Verb
 from memstream_server.rpc.rpc_table import RPC_RULES
-from tests.access.calls import METHODS, called, namespace_paths, path_of, put, request_of
+from tests.access.calls import called, namespace_paths, path_of, put, request_of
 from tests.access.conftest import Guarded
+from tests.support.contract import METHODS
 from tests.support.waiting import until
 
 DENIED = grpc.StatusCode.PERMISSION_DENIED

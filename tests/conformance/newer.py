@@ -19,7 +19,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
 from memstream.v1 import event_pb2
-from tests.conformance.golden import CONTRACT
+from tests.support.contract import FILES
 from tests.support.passing import PassingOn
 
 UNKNOWN_FIELD = bytes([0xC2, 0x3E, 3]) + b"new"
@@ -28,7 +28,7 @@ UNKNOWN_VALUE = 99
 _DETAILS = "grpc-status-details-bin"
 _METHODS = {
     f"/{service.full_name}/{method.name}": method
-    for file in CONTRACT
+    for file in FILES
     for service in file.services_by_name.values()
     for method in service.methods
 }

@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 
 import memstream
-from tests.access.calls import METHODS
 from tests.http_port.test_edges import INFO, RECALL, call
 from tests.rpc.test_fuzz_server import RSS_GROWTH_MAX, SEED, SETTINGS, check_lines, load_language_model
+from tests.support.contract import METHODS
 from tests.support.fuzzing import MEMORIES, Fuzzer
 from tests.support.http_fuzz_run import HttpReport, run_hostile
 from tests.support.http_fuzzing import HttpFuzzer

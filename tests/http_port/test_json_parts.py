@@ -29,7 +29,7 @@ from memstream_server.rpc.http.codecs import Gzip, JsonReader, Reply, write_body
 from memstream_server.rpc.http.long_strings import LongStrings, take_long_strings
 from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.request_reader import RequestReader
-from tests.access.calls import METHODS
+from tests.support.contract import METHODS
 from tests.support.seeds import rounds
 
 

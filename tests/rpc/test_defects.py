@@ -20,8 +20,9 @@ from memstream_server.observability import configure_logging
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.server import build_server
 from memstream_server.settings import LogFormat, LogLevel
-from tests.access.calls import METHODS, path_of
+from tests.access.calls import path_of
 from tests.rpc.conftest import GRACE_S, LIMITS
+from tests.support.contract import METHODS
 from tests.support.fuzzing import Fuzzer
 
 CANARY = "zebrafish"

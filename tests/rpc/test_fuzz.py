@@ -18,32 +18,27 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memstream.v1 import memory_service_pb2, operation_service_pb2, server_service_pb2
+from memstream.v1 import memory_service_pb2
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.memory_service_pb2 import GetMemoryRequest
 from tests.rpc.wire import Wire
 from tests.support.arbitrary import UNICODE
+from tests.support.contract import METHODS, SERVICES
 from tests.support.fake_engine import FakeEngine
 from tests.support.seeds import rounds
 
 pytestmark = pytest.mark.drawn
 
-SERVICES: list[ServiceDescriptor] = [
-    service
-    for file in (memory_service_pb2, operation_service_pb2, pb, server_service_pb2)
-    for service in file.DESCRIPTOR.services_by_name.values()
-]
-METHODS: list[MethodDescriptor] = [method for service in SERVICES for method in service.methods]
 BAD = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE}
 OPENINGS = {
     "Observe": pb.ObserveRequest(open=pb.ObserveOpen(namespace="ns", memory="m", producer="p")).SerializeToString(),
     "Recall": pb.RecallRequest(open=pb.RecallOpen(namespace="ns", memory="m")).SerializeToString(),
 }
-LONG_WORK = {
-    *(method.name for method in operation_service_pb2.DESCRIPTOR.services_by_name["OperationService"].methods),
+UNSCRIPTED = {
+    *(method.name for method in METHODS if method.containing_service.name in ("BlockService", "OperationService")),
     *("EraseFragments", "ReflectMemory", "ExportMemories", "ImportMemories"),
 }
-"""Only with the real engine: the scripted one has no long operations."""
+"""Only with the real engine: the scripted one has no long operations and no blocks."""
 _TYPE = FieldDescriptor
 _EDGES_64 = st.sampled_from([0, 1, -1, 2**31, 2**63 - 1, -(2**63)])
 _EDGES_32 = st.sampled_from([0, 1, -1, 5, 2**31 - 1, -(2**31)])
@@ -160,7 +155,7 @@ async def serves(wire: Wire) -> None:
 def methods(request: pytest.FixtureRequest, engine: Any) -> list[MethodDescriptor]:
     """The methods of a service that the engine has."""
     service: ServiceDescriptor = request.param
-    return [one for one in service.methods if not (isinstance(engine, FakeEngine) and one.name in LONG_WORK)]
+    return [one for one in service.methods if not (isinstance(engine, FakeEngine) and one.name in UNSCRIPTED)]
 
 
 def random_bytes() -> list[list[bytes]]:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import memstream
-from tests.access.calls import METHODS
 from tests.access.conftest import guarded_files
 from tests.server.conftest import WITH_INDEX
+from tests.support.contract import METHODS
 from tests.support.fuzz_run import Caller, Report, run_calls
 from tests.support.fuzzing import MEMORIES, Fuzzer
 from tests.support.processes import resident_mib

@@ -7,7 +7,8 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from memstream.v1 import server_service_pb2 as pb
 from memstream_server.rpc.rpc_table import RPC_RULES, VERB_OF_OPERATION, names_memory, path_of
-from tests.access.calls import METHODS, namespace_paths
+from tests.access.calls import namespace_paths
+from tests.support.contract import METHODS
 from tests.support.pages import ROOT
 
 

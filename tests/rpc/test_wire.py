@@ -8,19 +8,7 @@ import Stemmer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstream.v1 import (
-    block_service_pb2,
-    context_service_pb2,
-    conversation_service_pb2,
-    error_pb2,
-    event_pb2,
-    fragment_pb2,
-    memory_pb2,
-    memory_service_pb2,
-    operation_service_pb2,
-    server_service_pb2,
-    stream_service_pb2,
-)
+from memstream.v1 import event_pb2, fragment_pb2, memory_pb2
 from memstream_server.core import policy as core
 from memstream_server.core.events import Event, EventType, Reason
 from memstream_server.core.policy import Policy, iterate_tunables, with_value
@@ -43,16 +31,7 @@ from memstream_server.rpc.validation import Violations
 from memstream_server.rpc.wire import fragments, observations, policies, scalars
 from tests.rpc.wire import unpacked
 from tests.support.arbitrary import UNICODE
-
-SERVICES = (
-    block_service_pb2,
-    context_service_pb2,
-    conversation_service_pb2,
-    memory_service_pb2,
-    operation_service_pb2,
-    server_service_pb2,
-    stream_service_pb2,
-)
+from tests.support.contract import FILES
 
 
 def test_reasons_with_a_delay_are_transient() -> None:
@@ -184,8 +163,8 @@ def test_no_field_takes_the_bytes_accessor_of_a_text_in_java() -> None:
     """Java's getBodyBytes() of a text `body` and getBodyBytes() of a number `body_bytes` would be one method."""
     clashes = [
         f"{message.full_name}.{name}_bytes"
-        for file in (error_pb2, event_pb2, fragment_pb2, memory_pb2, *SERVICES)
-        for message in file.DESCRIPTOR.message_types_by_name.values()
+        for file in FILES
+        for message in file.message_types_by_name.values()
         for name, field in message.fields_by_name.items()
         if field.type == field.TYPE_STRING and f"{name}_bytes" in message.fields_by_name
     ]

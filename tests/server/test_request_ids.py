@@ -17,7 +17,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 import memstream
 from memstream.status import error_from_rpc
-from tests.access.calls import METHODS, path_of, request_of
+from tests.access.calls import path_of, request_of
+from tests.support.contract import METHODS
 from tests.support.server import ServerProcess
 
 WHERE = {"namespace": "${ns}", "memory": "joy"}

@@ -17,7 +17,8 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 
 from memstream_server.rpc.errors import CODES, DOMAIN, RULES
-from tests.access.calls import METHODS, path_of
+from tests.access.calls import path_of
+from tests.support.contract import METHODS
 from tests.support.fuzzing import Fuzzer, parse_answer
 
 CALL_S = 120.0

@@ -18,7 +18,8 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from tests.access.calls import METHODS, path_of
+from tests.access.calls import path_of
+from tests.support.contract import METHODS
 from tests.support.fuzzing import Fuzzer
 
 VALUES: list[Any] = [

@@ -13,10 +13,12 @@ from typing import Any
 
 import httpx2
 import pytest
+from google.protobuf.descriptor import ServiceDescriptor
 
 from memstream_server.rpc.access import keys
 from tests.server.conftest import WITH_INDEX, check_log
 from tests.support import pages
+from tests.support.contract import SERVICES
 from tests.support.server import ServerProcess
 from tests.toolchains import deploying, languages
 from tests.toolchains.envoy import Envoy
@@ -184,6 +186,13 @@ def test_a_conversation_is_watched_until_it_is_completed(http: httpx2.Client) ->
     told = [line for line in watched if line]
     assert [one["content"] for line in told for one in line.get("messages", ())] == ["hello"]
     assert told[-1]["completed"]
+
+
+@pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.name)
+def test_json_reaches_every_service(http: httpx2.Client, service: ServiceDescriptor) -> None:
+    method = next(one for one in service.methods if not (one.client_streaming or one.server_streaming))
+    answered = post(http, f"{service.name}/{method.name}", {})
+    assert answered.status_code in (200, 400), answered.text
 
 
 def test_large_calls_pass_and_oversized_ones_are_rejected(http: httpx2.Client) -> None:

@@ -11,6 +11,7 @@ import com.google.protobuf.Message;
 import com.google.protobuf.util.JsonFormat;
 import com.google.rpc.ErrorInfo;
 import dev.memstream.v1.BlockServiceProto;
+import dev.memstream.v1.ContextServiceProto;
 import dev.memstream.v1.ConversationServiceProto;
 import dev.memstream.v1.ErrorProto;
 import dev.memstream.v1.EventProto;
@@ -19,6 +20,7 @@ import dev.memstream.v1.MemoryProto;
 import dev.memstream.v1.MemoryServiceProto;
 import dev.memstream.v1.OperationProto;
 import dev.memstream.v1.OperationServiceProto;
+import dev.memstream.v1.ScopeProto;
 import dev.memstream.v1.ServerServiceProto;
 import dev.memstream.v1.StreamServiceProto;
 import java.util.HashMap;
@@ -28,11 +30,11 @@ import java.util.Map;
 /** The generated messages and services by name, and the conversion of messages to and from JSON. */
 final class Contract {
   private static final List<FileDescriptor> FILES = List.of(
-      BlockServiceProto.getDescriptor(), ConversationServiceProto.getDescriptor(),
+      BlockServiceProto.getDescriptor(), ContextServiceProto.getDescriptor(), ConversationServiceProto.getDescriptor(),
       ErrorProto.getDescriptor(), EventProto.getDescriptor(),
       FragmentProto.getDescriptor(), MemoryProto.getDescriptor(), MemoryServiceProto.getDescriptor(),
-      OperationProto.getDescriptor(), OperationServiceProto.getDescriptor(), ServerServiceProto.getDescriptor(),
-      StreamServiceProto.getDescriptor());
+      OperationProto.getDescriptor(), OperationServiceProto.getDescriptor(), ScopeProto.getDescriptor(),
+      ServerServiceProto.getDescriptor(), StreamServiceProto.getDescriptor());
   private static final JsonFormat.TypeRegistry TYPES =
       JsonFormat.TypeRegistry.newBuilder().add(ErrorInfo.getDescriptor()).build();
   private static final Map<String, ServiceDescriptor> SERVICES = new HashMap<>();
