@@ -16,6 +16,8 @@ from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import IO
 
+from msgspec.structs import asdict
+
 from memstream_server.core.filters import EVERYTHING, Filter, make_test
 from memstream_server.core.retention import is_expired
 from memstream_server.core.values import Fragment, Structured, Tier
@@ -386,43 +388,15 @@ def fragment_line(fragment: Fragment, vector: bytes | None, anchor: Anchor | Non
     """The line of a fragment; a held one includes its short-term state."""
     held = fragment.tier is not Tier.LONG_TERM and fragment.forget_time_us is None
     side = anchor if held else None
-    own = fragment.own_vector and vector is not None
+    given = asdict(fragment)
+    given["structured"] = _structured_line(fragment.structured)
+    given["sources"] = list(fragment.sources)
+    given["metadata"] = dict(fragment.metadata)
+    given["own_vector"] = fragment.own_vector and vector is not None
+    given["superseded_by"] = fragment.superseded_by or None
+    given["supersedes"] = list(fragment.supersedes)
     return lines.FragmentLine(
-        id=fragment.id,
-        position=fragment.position,
-        content=fragment.content,
-        tier=fragment.tier,
-        kind=fragment.kind,
-        structured=_structured_line(fragment.structured),
-        speaker=fragment.speaker,
-        role=fragment.role,
-        session=fragment.session,
-        importance=fragment.importance,
-        observe_time_us=fragment.observe_time_us,
-        create_time_us=fragment.create_time_us,
-        repeat_time_us=fragment.repeat_time_us,
-        repeat_position=fragment.repeat_position,
-        access_time_us=fragment.access_time_us,
-        access_count=fragment.access_count,
-        enhancement_count=fragment.enhancement_count,
-        duplicate_count=fragment.duplicate_count,
-        sources=list(fragment.sources),
-        metadata=dict(fragment.metadata),
-        expire_time_us=fragment.expire_time_us,
-        pinned=fragment.pinned,
-        external_id=fragment.external_id,
-        token_count=fragment.token_count,
-        version=fragment.version,
-        forget_time_us=fragment.forget_time_us,
-        own_vector=own,
-        own_importance=fragment.own_importance,
-        ttl_us=fragment.ttl_us,
-        superseded_by=fragment.superseded_by or None,
-        supersedes=list(fragment.supersedes),
-        supersede_time_us=fragment.supersede_time_us,
-        valid_from_us=fragment.valid_from_us,
-        valid_until_us=fragment.valid_until_us,
-        model=fragment.model,
+        **given,
         vector=vector,
         content_vector=side.vector if side is not None and vectors and fragment.model else None,
         enhancements=[

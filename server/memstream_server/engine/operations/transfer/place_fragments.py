@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import asdict
 
 from memstream_server.core.events import Event, EventType, Imported
 from memstream_server.core.transition import Transition
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from memstream_server.engine.runtime.dependencies import EngineModels
     from memstream_server.ports.journal.records import MemoryRecord
 
+_OF_LINES_ALONE = ("model", "version", "vector", "content_vector", "enhancements", "conflicts")
+"""What a fragment does not take from its line: an import gives it a version and the space of its vector."""
+
 
 def is_held(line: FragmentLine) -> bool:
     """Whether the sensory or short-term tier holds it."""
@@ -28,41 +32,16 @@ def is_held(line: FragmentLine) -> bool:
 
 def fragment_of(line: FragmentLine, model: str) -> Fragment:
     """The fragment of a line. Ignores a client's vector if it is in another space than `model`."""
-    return Fragment(
-        id=line.id,
-        content=line.content,
-        tier=line.tier,
-        kind=line.kind,
-        structured=None if line.structured is None else values_of(line.structured),
-        speaker=line.speaker,
-        role=line.role,
-        session=line.session,
-        importance=line.importance,
-        observe_time_us=line.observe_time_us,
-        create_time_us=line.create_time_us,
-        repeat_time_us=line.repeat_time_us,
-        repeat_position=line.repeat_position,
-        access_time_us=line.access_time_us,
-        access_count=line.access_count,
-        enhancement_count=line.enhancement_count,
-        duplicate_count=line.duplicate_count,
-        sources=tuple(line.sources),
-        metadata=tuple(sorted(line.metadata.items())),
-        expire_time_us=line.expire_time_us,
-        pinned=line.pinned,
-        external_id=line.external_id,
-        token_count=line.token_count,
-        position=line.position,
-        forget_time_us=line.forget_time_us,
-        own_vector=line.own_vector and line.model == model,
-        own_importance=line.own_importance,
-        ttl_us=line.ttl_us,
-        superseded_by=line.superseded_by or "",
-        supersedes=tuple(line.supersedes),
-        supersede_time_us=line.supersede_time_us,
-        valid_from_us=line.valid_from_us,
-        valid_until_us=line.valid_until_us,
-    )
+    given = asdict(line)
+    for name in _OF_LINES_ALONE:
+        del given[name]
+    given["structured"] = None if line.structured is None else values_of(line.structured)
+    given["sources"] = tuple(line.sources)
+    given["metadata"] = tuple(sorted(line.metadata.items()))
+    given["own_vector"] = line.own_vector and line.model == model
+    given["superseded_by"] = line.superseded_by or ""
+    given["supersedes"] = tuple(line.supersedes)
+    return Fragment(**given)
 
 
 async def enrich_lines(
