@@ -256,6 +256,14 @@ class Recollection(Struct, frozen=True, gc=False, eq=False):
     memory: str = ""
     """The memory that holds it, "namespace/name", in an answer of several."""
 
+    @property
+    def compared(self) -> tuple[object, ...]:
+        """What a standing query sends a recollection again for; not its scores, which change with time."""
+        reply = None if self.companion is None else self.companion.fragment
+        companion = None if reply is None else (reply.id, reply.version)
+        folded = tuple(sorted(self.folded))
+        return self.fragment.version, self.truncated, folded, self.status, self.suspicions, self.later_id, companion
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:

@@ -16,13 +16,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from memstream_server.core.retention import expiry_us
-from memstream_server.core.suspicions import Suspicion
-from memstream_server.core.values import TruthStatus, Vector
+from memstream_server.core.values import Vector
 from memstream_server.engine.recall.watch import Waiter
 from memstream_server.engine.requests import Change, Query, RecallAnswer
 
@@ -34,12 +33,6 @@ if TYPE_CHECKING:
 
 PAUSE_S = 1.0
 """Pause between two rankings: one change covers a burst of commits."""
-
-_Held: TypeAlias = dict[
-    str, tuple[int, bool, tuple[str, ...], TruthStatus, tuple[Suspicion, ...], str, tuple[str, int] | None]
-]
-"""By id, best first: version, whether the budget cut it, the ids folded into it, whether it is current, the open
-suspicions about it, its latest twin, and id and version of its companion."""
 
 
 def as_standing(query: Query) -> Query:
@@ -62,7 +55,8 @@ class StandingQuery:
         """Of the memories, by uid."""
         self._watches: dict[str, AbstractContextManager[Waiter]] = {}
         self._clock = clock
-        self._last_answer: _Held | None = None
+        self._last_answer: dict[str, tuple[object, ...]] | None = None
+        """`Recollection.compared` by id, best first."""
         self._degraded = False
         self._due_us: int | None = None
         """When a fragment of the answer expires, or a validity in the memory begins or ends."""
@@ -95,18 +89,7 @@ class StandingQuery:
     def next_change(self, answer: RecallAnswer) -> Change | None:
         """The difference from the last answer; None if there is none."""
         found, degraded = answer.recollections, bool(answer.degraded)
-        held: _Held = {
-            one.fragment.id: (
-                one.fragment.version,
-                one.truncated,
-                tuple(sorted(one.folded)),
-                one.status,
-                one.suspicions,
-                one.later_id,
-                None if one.companion is None else (one.companion.fragment.id, one.companion.fragment.version),
-            )
-            for one in found
-        }
+        held = {one.fragment.id: one.compared for one in found}
         before = self._last_answer or {}
         same = (
             self._last_answer is not None and list(held.items()) == list(before.items()) and degraded is self._degraded
