@@ -60,6 +60,7 @@ class Unread:
                 return near
         near = best(cosines, allowed, count)
         if len(near) == count:
+            # The last of them may be too high by `_most`, and another too low by as much; the rest is for rounding.
             least = cosines[near].min() - np.float32(2.001 * self._most)
             near = np.flatnonzero((cosines >= least) & allowed)
         self._near.append((allowed, near))

@@ -114,6 +114,7 @@ class _Settling:
     def run(self) -> Transition:
         gone = self._removed | {put.id for put in self._step.puts if put.forget_time_us is not None}
         faded = _faded(self._step)
+        # A fragment that fades with its successor leaves dependents of its own: until none is left.
         while dependents := self._dependents(gone):
             for id_, left in dependents:
                 self._relink(id_, left, gone, faded)
@@ -181,6 +182,7 @@ class _Settling:
         for each in back.supersedes:
             old = self._now.get(each)
             taken = "" if old is None else old.superseded_by
+            # The end of the chain above it may be the old one by now: a link from there would close a circle.
             may = old is not None and taken in ("", back.superseded_by) and find_end(id_, self._newer_of) != each
             if old is None or not (may or taken == id_):
                 back = self._now[id_]

@@ -109,6 +109,7 @@ class _Section:
     def push(self, account: Account, write: _Write) -> None:
         """Add a write behind those of its caller, or of its memory if some wait."""
         if write.memory:
+            # In the queue of its own caller it could overtake a write that another one made to the memory before.
             account, count = self._accounts.get(write.memory, (account, 0))
             self._accounts[write.memory] = account, count + 1
         self.queue.push(account, write)
@@ -330,6 +331,7 @@ class Writer:
             connected = self._connection is not None
             self._disconnect()  # rolls back
             if before is not None and isinstance(error, DBAPIError) and error.connection_invalidated:
+                # At most once: the next attempt begins without a connection.
                 return self._commit_group(group)
             if connected and len(group) > 1:
                 return [outcome for write in group for outcome in self._commit_group([write])]

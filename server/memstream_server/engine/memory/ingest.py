@@ -275,6 +275,7 @@ class ObserveSession(SessionNews):
         the batch's producer, then the journal would refuse the commit and the actor would end.
         """
         producers, models, working = self._producers, self._actor.models, self._actor.working
+        # A batch that waits for a server, a second model or other batches needs its receipt: it may wait for seconds.
         return (
             not (producers.opening or batch.receipt.rejections)
             and producers.backlog == producers.storing
@@ -317,7 +318,7 @@ class ObserveSession(SessionNews):
         """Returns once the journal has received the batch."""
         async with self._producers.order:
             self._actor.raise_if_failed()
-            if batch in self._producers.waiting:
+            if batch in self._producers.waiting:  # else the commit of an earlier one has stored it as well
                 await self._store_waiting()
         if not batch.at_once:
             await self._actor.storage.journal.receive(batch.receipt)

@@ -215,6 +215,7 @@ class Turns:
             self._schedule_grant()
             return
         self._deferred_s = expected_s = 0.0
+        # One at least: while steps take longer than the budget, none would run.
         while self._queue.waiting and (not expected_s or expected_s + self._each_s <= BUDGET_S):
             _, turn = self._queue.pop(self._each_s)
             if not turn.done():  # else its task was cancelled
