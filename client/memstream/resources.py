@@ -47,7 +47,7 @@ class ImportedFragment:
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """LLM usage on behalf of a memory; `purpose` is "importance", "insight", "reflection" or "conflict"."""
+    """LLM usage on behalf of a memory; `purpose` is "importance", "insight", "reflection", "conflict" or "answer"."""
 
     purpose: str
     model: str

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from memstream_server.adapters.journal import SqlJournal
+from memstream_server.engine.background.standing_blocks import find_own_due
 from memstream_server.ports.blocks import (
     Block,
     BlockContent,
@@ -201,6 +202,15 @@ async def test_standing_block_is_due_until_it_holds(journal: SqlJournal) -> None
     await journal.blocks.write_block(PERSONA, standing(""), writing())
     assert await journal.blocks.delete_block(PERSONA, None)
     assert await journal.blocks.list_standing() == frozenset()
+
+
+async def test_due_blocks_of_other_servers_hide_none(journal: SqlJournal) -> None:
+    await journal.create_memory(record("u2", "fear"), ())
+    for name in ("a", "b", "c"):
+        await journal.blocks.write_block(BlockName(JOY, name), standing(""), writing())
+    await journal.blocks.write_block(BlockName(MemoryName("comedy", "fear"), "d"), standing(""), writing())
+    assert await find_own_due(journal.blocks, lambda uid: uid == "u2", 9, most=1) == [("u2", "d")]
+    assert await find_own_due(journal.blocks, lambda uid: uid == "u3", 9, most=1) == []
 
 
 async def test_text_made_of_what_is_gone_is_not_written(journal: SqlJournal) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import memstream
-from memstream import Block, Client, Filter, InvalidRequest, Memory, Observation, OperationState
+from memstream import Block, Client, EventType, Filter, InvalidRequest, Memory, Observation, OperationState
 from tests.server.conftest import MakeServer, restarted, started
+from tests.server.listing import history
 from tests.server.test_erase import files_with
 from tests.server.test_transfer import exported, imported
 from tests.support.fake_openai import JSON, FakeOpenAI, Fault
@@ -244,6 +245,24 @@ async def test_llm_answers_and_cites(make_server: MakeServer, fake: FakeOpenAI) 
         await memory.update_fragment(tea, pinned=True)  # changes nothing that the answer is made of
         await settled(memory)
         assert len(answers.asked) == 1
+
+    await with_answers(make_server, fake, run)
+
+
+async def test_history_has_the_cost_of_an_answer(make_server: MakeServer, fake: FakeOpenAI) -> None:
+    """One event for each answer; the event itself asks for no further answer."""
+    answers = Answers(fake)
+
+    async def run(_: Client, memory: Memory) -> None:
+        await observe(memory, TEA)
+        await memory.blocks.keep("drinks", QUESTION, min_interval=AT_ONCE)
+        await settled(memory)
+        await observe(memory, COFFEE)
+        await block_with(memory, lambda one: "coffee" in one.text)
+        await settled(memory)
+        uses = [one.model_use for one in await history(memory) if one.type is EventType.MODEL_ASKED]
+        assert [(one.purpose, one.model, one.requests) for one in uses if one] == [("answer", "fake-llm", 1)] * 2
+        assert len(answers.asked) == 2
 
     await with_answers(make_server, fake, run)
 

@@ -296,7 +296,7 @@ class ModelUse(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     purpose: _builtins.str
-    """The purpose: "importance", "insight", "reflection" or "conflict"."""
+    """The purpose: "importance", "insight", "reflection", "conflict" or "answer" (of a block that keeps itself)."""
     model: _builtins.str
     """The model."""
     requests: _builtins.int

@@ -69,6 +69,7 @@ class Purpose(StrEnum):
     INSIGHT = "insight"
     REFLECTION = "reflection"
     CONFLICT = "conflict"
+    ANSWER = "answer"
 
 
 @dataclass(frozen=True, slots=True)

@@ -413,7 +413,7 @@ func (x *ImportedFragment) GetForgotten() bool {
 // Requests to an LLM on behalf of a memory, including retries.
 type ModelUse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The purpose: "importance", "insight", "reflection" or "conflict".
+	// The purpose: "importance", "insight", "reflection", "conflict" or "answer" (of a block that keeps itself).
 	Purpose string `protobuf:"bytes,1,opt,name=purpose,proto3" json:"purpose,omitempty"`
 	// The model.
 	Model string `protobuf:"bytes,2,opt,name=model,proto3" json:"model,omitempty"`

@@ -13,7 +13,7 @@ Rule 4. The journal takes a text only if all fragments that it was made of are t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -22,16 +22,25 @@ import structlog
 
 from memstream_server.core.budget import estimated_tokens
 from memstream_server.core.context.texts import write_lines
+from memstream_server.core.events import Purpose
 from memstream_server.core.retention import expiry_us
 from memstream_server.core.values import Fragment, TruthStatus
 from memstream_server.engine.background.task import BackgroundTask, wait_for_news
 from memstream_server.engine.errors import EngineError, EtagMismatch, MemoryNotFound, OwnedElsewhere
 from memstream_server.engine.lifecycle import drop_expired
-from memstream_server.engine.memory.decision import account_of
+from memstream_server.engine.memory.decision import Decision, account_of
 from memstream_server.engine.requests import Query, RecallAnswer
-from memstream_server.ports.blocks import Block, BlockContent, BlockName, MemoryName, StandingAnswer, StandingState
+from memstream_server.ports.blocks import (
+    Block,
+    BlockContent,
+    BlockName,
+    BlockStore,
+    MemoryName,
+    StandingAnswer,
+    StandingState,
+)
 from memstream_server.ports.journal.errors import JournalError
-from memstream_server.ports.models import ModelError, ModelUnavailable
+from memstream_server.ports.models import Account, ModelError, ModelRefused, ModelUnavailable
 
 if TYPE_CHECKING:
     from memstream_server.engine.blocks import Blocks
@@ -120,10 +129,8 @@ class StandingBlocks(BackgroundTask):
     async def _run_round(self) -> int | None:
         """Renew what is due; the time at which more will be due without a commit."""
         tended = await self._registry.ownership.select_tended()
-        due = await self._store.find_due(self._clock.now_us(), DUE_MAX)
-        for uid, name in due.each:
-            if tended(uid):
-                await self._renew_guarded(uid, name)
+        for uid, name in await find_own_due(self._store, tended, self._clock.now_us()):
+            await self._renew_guarded(uid, name)
         return (await self._store.find_due(self._clock.now_us(), DUE_MAX)).next_us
 
     async def _renew_guarded(self, uid: str, name: str) -> None:
@@ -173,14 +180,14 @@ class StandingBlocks(BackgroundTask):
         if found.answer.degraded and holds and block.content.text:
             raise ModelUnavailable(found.answer.degraded)
         try:
-            content = await self._write(actor, block, standing, found)
+            content, held = await self._write(actor, block, standing, found)
         except ModelError:
             if holds and block.content.text:
                 raise
             # without the model's name: it is not what the question asks for, and is written again
             await self._blocks.renew(name, block, self._show_found(block, standing, found), found.contents, state)
             raise
-        await self._blocks.renew(name, block, content, found.contents, state)
+        await self._blocks.renew(name, block, content, found.contents, replace(state, revision=held))
 
     async def _recall(self, actor: Actor, block: Block, standing: StandingAnswer) -> _Found:
         question = standing.question
@@ -223,18 +230,23 @@ class StandingBlocks(BackgroundTask):
         ]
         return len(current) == len(standing.sources)
 
-    async def _write(self, actor: Actor, block: Block, standing: StandingAnswer, found: _Found) -> BlockContent:
-        """With an LLM its answer, else what was found. Raises ModelError."""
+    async def _write(
+        self, actor: Actor, block: Block, standing: StandingAnswer, found: _Found
+    ) -> tuple[BlockContent, int]:
+        """With an LLM its answer, else what was found; and the revision at which it holds. Raises ModelError."""
+        held = found.answer.revision
         if self._insights is None or not found.shown:
-            return _with_digest(self._show_found(block, standing, found), found.digest)
+            return _with_digest(self._show_found(block, standing, found), found.digest), held
         tokens = block.content.max_tokens or TOKENS
-        said = await self._insights.answer(
-            standing.question.text,
-            standing.question.instructions,
-            [line for _, line in found.shown],
-            tokens,
-            account_of(actor.working.record),
-        )
+        account = account_of(actor.working.record)
+        question, shown = standing.question, [line for _, line in found.shown]
+        try:
+            said = await self._insights.answer(question.text, question.instructions, shown, tokens, account)
+        except ModelRefused:
+            await _record_cost(actor, account)
+            raise
+        if await _record_cost(actor, account) == held + 1:
+            held += 1  # the event changes no fragment: the question need not be recalled for it
         lines: list[str] = []
         citations: list[tuple[str, ...]] = []
         for text, places in said:
@@ -244,7 +256,7 @@ class StandingBlocks(BackgroundTask):
                 citations.append(tuple(found.shown[place][0].id for place in places))
         answer = _make_answer(standing, found, citations)
         answer = replace(answer, digest=found.digest, model=self._model)
-        return replace(block.content, text="\n".join(lines), standing=answer)
+        return replace(block.content, text="\n".join(lines), standing=answer), held
 
     def _show_found(self, block: Block, standing: StandingAnswer, found: _Found) -> BlockContent:
         """The lines of what was found, as many as fit."""
@@ -252,6 +264,24 @@ class StandingBlocks(BackgroundTask):
         shown = write_lines(standing.question.text, [one for one, _ in found.shown], tokens)
         answer = _make_answer(standing, found, [(one.id,) for one, _ in shown])
         return replace(block.content, text="\n".join(line for _, line in shown), standing=answer)
+
+
+async def find_own_due(
+    store: BlockStore, tended: Callable[[str], bool], now_us: int, most: int = DUE_MAX
+) -> list[tuple[str, str]]:
+    """Due blocks of memories that are `tended` here: all, or at least `most`. Those of other servers hide none."""
+    limit = most
+    while True:
+        due = (await store.find_due(now_us, limit)).each
+        own = [(uid, name) for uid, name in due if tended(uid)]
+        if len(own) >= most or len(due) < limit:
+            return own
+        limit *= 2
+
+
+async def _record_cost(actor: Actor, account: Account) -> int:
+    """Enter what the LLM cost in the history, also if its answer is not stored; the revision afterwards."""
+    return await actor.run(lambda _: Decision().with_cost(account, Purpose.ANSWER) if account.requests else None)
 
 
 def _make_answer(standing: StandingAnswer, found: _Found, citations: Sequence[tuple[str, ...]]) -> StandingAnswer:

@@ -109,7 +109,7 @@ export const ImportedFragmentSchema: GenMessage<ImportedFragment> = /*@__PURE__*
  */
 export type ModelUse = Message<"memstream.v1.ModelUse"> & {
   /**
-   * The purpose: "importance", "insight", "reflection" or "conflict".
+   * The purpose: "importance", "insight", "reflection", "conflict" or "answer" (of a block that keeps itself).
    *
    * @generated from field: string purpose = 1;
    */
