@@ -213,6 +213,19 @@ async def test_due_blocks_of_other_servers_hide_none(journal: SqlJournal) -> Non
     assert await find_own_due(journal.blocks, lambda uid: uid == "u3", 9, most=1) == []
 
 
+async def test_rounds_serve_all_blocks_that_are_always_due(journal: SqlJournal) -> None:
+    """Also if each round has room for fewer than are due: those that were served wait behind the others."""
+    names = ["a", "b", "c", "d", "e"]
+    for name in names:
+        await journal.blocks.write_block(BlockName(JOY, name), standing(""), writing())
+    served: list[str] = []
+    for _ in range(5):
+        for uid, name in await find_own_due(journal.blocks, lambda _: True, len(served) + 1, most=2):
+            served.append(name)
+            await journal.blocks.set_state(uid, name, StandingState(-1, len(served)))
+    assert served == [*names, *names]
+
+
 async def test_text_made_of_what_is_gone_is_not_written(journal: SqlJournal) -> None:
     made = Writing(1_000, "key:ann", 9, 9, StandingState(), {"f1": "gone"})
     with pytest.raises(SourcesChanged):

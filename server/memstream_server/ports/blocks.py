@@ -209,7 +209,8 @@ class BlockStore(Protocol):
         ...
 
     async def find_due(self, now_us: int, limit: int) -> DueBlocks:
-        """Blocks that keep themselves, in memories whose revision has risen since, or at their time."""
+        """Blocks that keep themselves, in memories whose revision has risen since, or at their time; the one that
+        was renewed longest ago first."""
         ...
 
     async def list_standing(self) -> frozenset[str]:

@@ -91,7 +91,14 @@ _OF_PUBLISHED = standing_blocks.join(memories, (memories.c.number == _states.mem
 _BEHIND = _states.revision < memories.c.revision
 _now: BindParameter[int] = bindparam("now")
 _IS_DUE = (_BEHIND & (_states.rest_us <= _now)) | (_states.look_us <= _now)
-_DUE = select(memories.c.uid, _states.name).select_from(_OF_PUBLISHED).where(_IS_DUE).limit(bindparam("k"))
+# Each renewal, also a failed one, moves rest_us past its time: the least is of the block that has waited longest.
+_DUE = (
+    select(memories.c.uid, _states.name)
+    .select_from(_OF_PUBLISHED)
+    .where(_IS_DUE)
+    .order_by(_states.rest_us, _states.memory, _states.name)
+    .limit(bindparam("k"))
+)
 _NEXT = (
     select(func.min(case((_BEHIND, _states.rest_us), else_=_states.look_us))).select_from(_OF_PUBLISHED).where(~_IS_DUE)
 )

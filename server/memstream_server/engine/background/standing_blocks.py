@@ -129,8 +129,11 @@ class StandingBlocks(BackgroundTask):
     async def _run_round(self) -> int | None:
         """Renew what is due; the time at which more will be due without a commit."""
         tended = await self._registry.ownership.select_tended()
-        for uid, name in await find_own_due(self._store, tended, self._clock.now_us()):
+        own = await find_own_due(self._store, tended, self._clock.now_us())
+        for uid, name in own:
             await self._renew_guarded(uid, name)
+        if len(own) >= DUE_MAX:
+            self.notify()  # more may be due now
         return (await self._store.find_due(self._clock.now_us(), DUE_MAX)).next_us
 
     async def _renew_guarded(self, uid: str, name: str) -> None:
