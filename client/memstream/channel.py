@@ -347,6 +347,11 @@ class Link:
         """A span around a call, a connection of a stream, or a query on one."""
         return nullcontext() if self.settings.tracing is None else self.settings.tracing.call(name)
 
+    def traceparent(self) -> str:
+        """The current span as W3C trace context, for a message of a stream; empty without one."""
+        tracing = self.settings.tracing
+        return "" if tracing is None else dict(tracing.carried()).get("traceparent", "")
+
     def traced_memory(
         self, request: Any, memory: MemoryPath | None = None, session: str = ""
     ) -> AbstractContextManager[Callable[[Any], None]]:

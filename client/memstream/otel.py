@@ -2,7 +2,7 @@
 
 Each unary call is a span. Each connection of a stream is a span too, a child of the span that was current when the
 stream was opened and the parent of the server's spans. A query on a Recall stream is a span (RecallQuery) below its
-caller's.
+caller's, and the parent of the server's span of that query.
 
 What a call does to a memory is a span above it, by OpenTelemetry's conventions for generative AI (in development):
 `search_memory`, `create_memory` and so on, with `gen_ai.memory.store.id` (NAMESPACE/MEMORY), the number of records, and

@@ -47,6 +47,7 @@ RESEND_DELAY_S = 1.0
 class _PendingQuery:
     query: pb.RecallQuery
     answer: asyncio.Future[Answer]
+    traceparent: str = ""
     parts: list[pb.Recollections] = field(default_factory=list[pb.Recollections])
 
     def prepare_resend(self) -> None:
@@ -72,6 +73,7 @@ class _PendingQuery:
 class _PendingContext:
     query: pb.ContextQuery
     answer: asyncio.Future[context_service_pb2.ContextResponse]
+    traceparent: str = ""
 
     def prepare_resend(self) -> None:
         """Its answer has one part, so nothing of it is there."""
@@ -87,8 +89,8 @@ _OpenQuery: TypeAlias = _PendingQuery | _PendingContext | StandingQuery
 
 def _request_of(question: _OpenQuery) -> pb.RecallRequest:
     if isinstance(question, _PendingContext):
-        return pb.RecallRequest(context=question.query)
-    return pb.RecallRequest(query=question.query)
+        return pb.RecallRequest(context=question.query, traceparent=question.traceparent)
+    return pb.RecallRequest(query=question.query, traceparent=question.traceparent)
 
 
 @check_methods
@@ -131,6 +133,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         query = self._make_query(what, options, timeout_s)
         question = _PendingQuery(query, asyncio.get_running_loop().create_future())
         with self._link.traced_memory(query, self.memory, self.session) as note, self._link.traced("RecallQuery"):
+            question.traceparent = self._link.traceparent()
             await self._wait_for_answer(question, timeout_s)
             note(question.answer.result())
         return question.answer.result()
@@ -157,6 +160,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
         query = pb.ContextQuery(query_id=str(next(self._ids)), request=request)
         asked = _PendingContext(query, asyncio.get_running_loop().create_future())
         with self._link.traced_memory(query, self.memory, self.session) as note, self._link.traced("ContextQuery"):
+            asked.traceparent = self._link.traceparent()
             await self._wait_for_answer(asked, timeout_s)
             note(asked.answer.result())
         return Context(self._link, request, asked.answer.result())
@@ -185,6 +189,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
 
     async def _start_standing(self, standing: StandingQuery, timeout_s: float) -> None:
         self._check_usable()
+        standing.traceparent = self._link.traceparent()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._send_query(standing)
@@ -369,7 +374,7 @@ class RecallStream(TwoWayStream[pb.RecallRequest, pb.RecallResponse]):
             and self._connected
         ):
             standing.prepare_resend()
-            self._push_request(pb.RecallRequest(query=standing.query))
+            self._push_request(_request_of(standing))
 
     def _drain_connection(self, going_away: pb.GoingAway, call: _Call) -> None:
         # Queries are safe to repeat: those not answered during the grace period go to the next server.

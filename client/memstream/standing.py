@@ -50,6 +50,8 @@ class StandingQuery:
     ) -> None:
         """`ask` sends the query and returns after the first answer, or raises; `give_up` cancels it on the server."""
         self.query = query
+        self.traceparent = ""
+        """The span of the program that started it, as W3C trace context."""
         self.answer: Answer | None = None
         self._ask = ask
         self._give_up = give_up

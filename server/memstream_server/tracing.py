@@ -6,6 +6,7 @@ journal is traced inside of calls, not for the server's own background work.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import os
@@ -24,9 +25,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from memstream_server.ports.models import Account
 from memstream_server.rpc.calls import Metadata
+from memstream_server.rpc.errors import CODES
 
 EXPORT_S = 5
 """Deadline of one export. Spans that cannot be sent are dropped, so that nothing waits for them."""
@@ -59,6 +62,9 @@ _OPERATIONS = {
 """Rpcs by operation of OpenTelemetry's conventions for generative AI. The ids of memory and conversation are attributes
 of the client's span alone: names of memories are often those of users."""
 _BY_RPC = {rpc: {"gen_ai.operation.name": operation} for operation, rpcs in _OPERATIONS.items() for rpc in rpcs}
+TRACEPARENT_MAX = 128
+"""Characters of a `traceparent` in a message. Version 00 has 55; a later version may append to it."""
+_W3C = TraceContextTextMapPropagator()
 Part = TypeVar("Part")
 
 
@@ -115,6 +121,32 @@ class OpenTelemetry:
             yield CallSpan(span)
         finally:
             span.end()
+
+    async def trace_query(self, name: str, traceparent: str, answer: Callable[[], Awaitable[None]]) -> None:
+        stream = contexts.get_current()
+        given = {"traceparent": traceparent} if len(traceparent) <= TRACEPARENT_MAX else {}
+        parent = _W3C.extract(given, stream)  # `stream` itself without a valid one
+        links = [] if parent is stream else [trace.Link(trace.get_current_span().get_span_context())]
+        with self._tracer.start_as_current_span(
+            f"memstream.v1.StreamService/{name}",
+            parent,
+            SpanKind.SERVER,
+            {"rpc.system": "grpc", "gen_ai.operation.name": "search_memory"},
+            links,
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            code = grpc.StatusCode.OK
+            try:
+                await answer()
+            except asyncio.CancelledError:
+                code = grpc.StatusCode.CANCELLED
+                raise
+            except Exception as error:
+                code = CODES.get(getattr(error, "reason", ""), grpc.StatusCode.INTERNAL)
+                raise
+            finally:
+                CallSpan(span).record_end(code)
 
     def current_metadata(self) -> Metadata:
         carrier: dict[str, str] = {}

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import cast
 
 import grpc
 import grpc.aio
@@ -20,8 +21,12 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import memstream
+import memstream.sync
 from memstream.otel import OPERATIONS, Tracing
-from memstream.v1.memory_service_pb2 import GetMemoryRequest
+from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.memory_service_pb2 import CreateMemoryRequest, GetMemoryRequest
+from memstream.v1.memory_service_pb2_grpc import MemoryServiceStub
+from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
 from tests.cli.commands import COMMAND, environment
 from tests.server.conftest import MakeServer, started, stopped
 from tests.server.listing import indexed
@@ -106,6 +111,8 @@ async def test_trace_spans_client_journal_index_and_models(
     assert (answered.attributes or {}).get("error.type") is None
     # The server's refusal and the client's own time limit come at the same moment; both are DeadlineExceeded.
     assert (late.attributes or {}).get("error.type") in ("DeadlineExceeded", "RevisionNotReached")
+    (query,) = (one for one in collector.spans if one.parent == answered.context.span_id.to_bytes(8, "big"))
+    assert {"embedder.embed", "index.search"} <= {one.name for one in collector.spans if one.parent == query.id}
     assert any(collector.list_ancestors(one)[:1] == [streamed.name] for one in collector.find_spans("journal.commit"))
     check_all_spans(collector)
 
@@ -248,6 +255,91 @@ async def test_span_has_final_status_and_client_sampling_decides(
     assert called.parent.hex() == "2" * 16
     assert called.attributes["rpc.grpc.status_code"] == grpc.StatusCode.NOT_FOUND.value[0]
     assert called.span.status.code == 0  # not an error of the server
+
+
+async def test_server_span_of_stream_query_is_below_its_caller(
+    make_server: MakeServer, spans: tuple[TracerProvider, InMemorySpanExporter]
+) -> None:
+    provider, exporter = spans
+    tracer = provider.get_tracer("a program")
+    async with Collector() as collector:
+        server = await started(make_server(otlp_endpoint=f"http://{collector.address}"))
+        async with memstream.connect(server.address, tracing=Tracing(provider)) as client:
+            memory = await client.create_memory("private-namespace/private-memory")
+            async with memory.recall() as recalls:
+                with tracer.start_as_current_span("asking"):
+                    await recalls.query("private words")
+                with tracer.start_as_current_span("building"):
+                    await recalls.context("private words?")
+                with tracer.start_as_current_span("following"):
+                    async with recalls.subscribe("private words"):
+                        pass
+        with tracer.start_as_current_span("blocking"):
+            await asyncio.to_thread(ask_blocking, server.address, provider)
+        assert await stopped(server) == 0
+    served = [
+        *collector.find_spans("memstream.v1.StreamService/RecallQuery"),
+        *collector.find_spans("memstream.v1.StreamService/ContextQuery"),
+    ]
+    ours = {one.context.span_id.to_bytes(8, "big"): one for one in exporter.get_finished_spans()}
+    names = [[ours[one.parent].name, *ancestors(ours[one.parent], exporter)] for one in served]
+    assert sorted(names) == [
+        ["following"],
+        ["memstream.v1/ContextQuery", "search_memory", "building"],
+        ["memstream.v1/RecallQuery", "search_memory", "asking"],
+        ["memstream.v1/RecallQuery", "search_memory", "blocking"],
+    ]
+    streams = {one.id for one in collector.find_spans("memstream.v1.StreamService/Recall")}
+    assert {link.span_id for one in served for link in one.span.links} == streams
+    statuses = {ours[one.parent].name: one.attributes["rpc.grpc.status_code"] for one in served}
+    assert statuses == {
+        "following": grpc.StatusCode.CANCELLED.value[0],
+        "memstream.v1/ContextQuery": 0,
+        "memstream.v1/RecallQuery": 0,
+    }
+
+
+def ask_blocking(address: str, provider: TracerProvider) -> None:
+    with (
+        memstream.sync.connect(address, tracing=Tracing(provider)) as client,
+        client.memory("private-namespace/private-memory").recall() as recalls,
+    ):
+        recalls.query("private words")
+
+
+async def test_invalid_traceparent_of_stream_query_is_ignored(make_server: MakeServer) -> None:
+    """The query is answered, and its span is below the stream's."""
+    valid = f"00-{'5' * 32}-{'6' * 16}-01"
+    unkept = valid[:-1] + "0"
+    invalid = ["", "no such", valid.upper().replace("5", "A"), valid.replace("5", "0"), f"01{valid[2:]}-{'x' * 200}"]
+    async with Collector() as collector:
+        server = await started(make_server(otlp_endpoint=f"http://{collector.address}"))
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            await ask_from_spans(channel, [valid, unkept, *invalid])
+        assert await stopped(server) == 0
+    (stream,) = collector.find_spans("memstream.v1.StreamService/Recall")
+    asked = [
+        (one.trace.hex(), one.parent.hex()) for one in collector.find_spans("memstream.v1.StreamService/RecallQuery")
+    ]
+    below_stream = ("7" * 32, stream.id.hex())
+    assert asked == [("5" * 32, "6" * 16), *[below_stream] * len(invalid)]
+
+
+async def ask_from_spans(channel: grpc.aio.Channel, parents: list[str]) -> None:
+    """Asks one query after the other on a stream of trace 77...7, each with another `traceparent`."""
+    memory = {"namespace": "ns", "memory": "m"}
+    await MemoryServiceStub(channel).CreateMemory(CreateMemoryRequest(**memory))
+    call = StreamServiceStub(channel).Recall(metadata=(("traceparent", f"00-{'7' * 32}-{'8' * 16}-01"),))
+    await call.write(pb.RecallRequest(open=pb.RecallOpen(**memory, done_in_recollections=True)))
+    assert cast("pb.RecallResponse", await call.read()).HasField("opened")
+    for number, parent in enumerate(parents):
+        query = pb.RecallQuery(query_id=str(number), text="words")
+        await call.write(pb.RecallRequest(query=query, traceparent=parent))
+        answer = cast("pb.RecallResponse", await call.read())
+        assert answer.recollections.HasField("done"), parent
+    await call.write(pb.RecallRequest(close=pb.RecallClose()))
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
 
 
 def test_tracing_off_needs_no_packages() -> None:

@@ -87,6 +87,8 @@ def check_spans(collector: Collector) -> None:
     (asking,) = collector.find_spans("asking")
     (asked,) = (one for one in memory if one.parent == asking.id)
     assert (asked.name, asked.attributes["gen_ai.memory.record.count"]) == ("search_memory", 1), "not below the stream"
+    (query,) = collector.find_spans("memstream.v1.StreamService/RecallQuery")
+    assert query.parent == asked.id
     (refused,) = (one for one in memory if "error.type" in one.attributes)
     assert refused.attributes["error.type"] == "MEMORY_NOT_FOUND"
     assert refused.attributes["gen_ai.memory.store.id"] == "private-namespace/other"

@@ -6,8 +6,9 @@
 // What a call or a message of a stream does to a memory is a span by OpenTelemetry's conventions for generative AI (in
 // development): search_memory, create_memory and so on, with gen_ai.memory.store.id (NAMESPACE/MEMORY), the number of
 // records, and gen_ai.conversation.id (the session or conversation). Of a call it is above the call's span, of a query on a
-// stream below the span of its caller, of another message of a stream below the stream's. It has texts only if
-// OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT is true. No other span has the name of a memory, or an id.
+// stream below the span of its caller and above the server's, of another message of a stream below the stream's. It has
+// texts only if OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT is true. No other span has the name of a memory, or an
+// id.
 package tracing
 
 import (
@@ -87,12 +88,17 @@ func (t tracing) call(ctx context.Context, method string) (context.Context, trac
 	ctx, span := t.start(ctx, "memstream.v1/"+name, []attribute.KeyValue{
 		attribute.String("rpc.system", "grpc"), attribute.String("rpc.method", name),
 	})
-	carried := propagation.MapCarrier{}
-	propagation.TraceContext{}.Inject(ctx, carried)
-	for key, value := range carried {
+	for key, value := range carry(ctx) {
 		ctx = metadata.AppendToOutgoingContext(ctx, key, value)
 	}
 	return ctx, span
+}
+
+// carry returns the span of ctx as W3C trace context, by the name of the header.
+func carry(ctx context.Context) propagation.MapCarrier {
+	carried := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(ctx, carried)
+	return carried
 }
 
 func (t tracing) start(
@@ -178,7 +184,8 @@ func (s *tracedStream) ask(sent *v1.RecallRequest) {
 	if !isKnown {
 		parent = s.ctx
 	}
-	_, span := s.tracing.start(parent, operation, attributes)
+	ctx, span := s.tracing.start(parent, operation, attributes)
+	sent.Traceparent = carry(ctx)["traceparent"]
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	s.queries[asked.GetQueryId()] = span

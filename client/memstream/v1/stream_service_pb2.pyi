@@ -640,6 +640,12 @@ class RecallRequest(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
     CONTEXT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    traceparent: _builtins.str
+    """For `query` and `context`: the span of its caller as W3C trace context, version-trace-parent-flags. The server's span
+    of the query is then a child of it, instead of the stream's, and has a link to the stream's. Ignored if it is not
+    valid, if it is longer than 128 characters, and in the other messages.
+    """
     @_builtins.property
     def open(self) -> Global___RecallOpen:
         """First, and once."""
@@ -668,10 +674,11 @@ class RecallRequest(_message.Message):
         cancel: Global___RecallCancel | None = ...,
         close: Global___RecallClose | None = ...,
         context: Global___ContextQuery | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "context", b"context", "message", b"message", "open", b"open", "query", b"query"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "context", b"context", "message", b"message", "open", b"open", "query", b"query"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "context", b"context", "message", b"message", "open", b"open", "query", b"query", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "query", "cancel", "close", "context"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015

@@ -7,8 +7,9 @@
  * What a call or a message of a stream does to a memory is a span by OpenTelemetry's conventions for generative AI (in
  * development): search_memory, create_memory and so on, with gen_ai.memory.store.id (NAMESPACE/MEMORY), the number of
  * records, and gen_ai.conversation.id (the session or conversation). Of a call it is above the call's span, of a query on a
- * stream below the span of its caller, of another message of a stream below the stream's. It has texts only if
- * OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT is true. No other span has the name of a memory, or an id.
+ * stream below the span of its caller and above the server's, of another message of a stream below the stream's. It has
+ * texts only if OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT is true. No other span has the name of a memory, or an
+ * id.
  */
 import { create } from "@bufbuild/protobuf";
 import type {
@@ -119,8 +120,7 @@ class TracedTransport implements TransportOfCallers {
   private call(name: string, header: HeadersInit | undefined, parent: Context): [Started, Headers] {
     const started = startSpan(this.tracer, `memstream.v1/${name}`, { "rpc.system": "grpc", "rpc.method": name }, parent);
     const headers = new Headers(header);
-    const { traceId, spanId, traceFlags } = started.span.spanContext();
-    headers.set("traceparent", `00-${traceId}-${spanId}-${traceFlags.toString(16).padStart(2, "0")}`);
+    headers.set("traceparent", traceparentOf(started.span));
     return [started, headers];
   }
 }
@@ -130,6 +130,12 @@ interface Started { readonly span: Span; readonly context: Context }
 function startSpan(tracer: Tracer, name: string, attributes: Attributes, parent: Context): Started {
   const span = tracer.startSpan(name, { kind: SpanKind.CLIENT, attributes }, parent);
   return { span, context: trace.setSpan(parent, span) };
+}
+
+/** The span as W3C trace context. */
+function traceparentOf(span: Span): string {
+  const { traceId, spanId, traceFlags } = span.spanContext();
+  return `00-${traceId}-${spanId}-${traceFlags.toString(16).padStart(2, "0")}`;
 }
 
 /** Ends a span. Of an error it has the reason or the code, and no text. */
@@ -174,7 +180,7 @@ class StreamMessages {
         endSpan(span);
       } else {
         this.queries.set(text(one.value["queryId"]), span);
-        yield given;
+        yield { ...given, traceparent: traceparentOf(span) };
       }
     }
   }

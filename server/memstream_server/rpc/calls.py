@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -38,6 +39,11 @@ class Tracing(Protocol):
 
     def trace_call(self, method: str, metadata: Metadata) -> AbstractContextManager[Span]:
         """The server span of a call, a child of the client's span and the parent of the spans of its work."""
+        ...
+
+    async def trace_query(self, name: str, traceparent: str, answer: Callable[[], Awaitable[None]]) -> None:
+        """Runs `answer` in the server span of a query on a stream: a child of the span that `traceparent` names, or of
+        the stream's if it names none. Raises the errors of `answer`."""
         ...
 
     def current_metadata(self) -> Metadata:

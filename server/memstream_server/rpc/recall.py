@@ -40,7 +40,7 @@ from memstream_server.engine.errors import (
 )
 from memstream_server.engine.requests import Query
 from memstream_server.rpc.access.caller import Verb, caller_may, recheck_caller
-from memstream_server.rpc.calls import AFTER_CLOSE_S, is_task_cancelled, wait_limit_s
+from memstream_server.rpc.calls import AFTER_CLOSE_S, Tracing, is_task_cancelled, wait_limit_s
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import PermissionDenied, Unauthenticated, status_of_any
 from memstream_server.rpc.limits import RequestLimits
@@ -95,8 +95,10 @@ class RecallStream:
         context: grpc.aio.ServicerContext[Any, Any],
         forwarding: Forwarding | None,
         build_context: ContextBuilder,
+        tracing: Tracing | None,
     ) -> None:
         self._context = context
+        self._tracing = tracing
         self._build_context = build_context
         self._forwarding = forwarding
         self._engine = engine
@@ -188,10 +190,10 @@ class RecallStream:
         kind = message.WhichOneof("message")
         if kind == "query":
             query = message.query
-            await self._begin_query(query.query_id, partial(self._prepare_query, query), query.subscribe)
+            await self._begin_query(message, query.query_id, partial(self._prepare_query, query), query.subscribe)
         elif kind == "context":
             asked = message.context
-            await self._begin_query(asked.query_id, lambda: partial(self._answer_context, asked))
+            await self._begin_query(message, asked.query_id, lambda: partial(self._answer_context, asked))
         elif kind == "cancel":
             await self._cancel_query(message.cancel.query_id)
         elif kind == "close":
@@ -203,7 +205,11 @@ class RecallStream:
             raise ProtocolViolation("a message came with nothing set")
 
     async def _begin_query(
-        self, query_id: str, prepare: Callable[[], Callable[[], Awaitable[None]]], subscribe: bool = False
+        self,
+        message: pb.RecallRequest,
+        query_id: str,
+        prepare: Callable[[], Callable[[], Awaitable[None]]],
+        subscribe: bool = False,
     ) -> None:
         """prepare: validates the query and returns what answers it."""
         if (refusal := self._check_new_query(query_id)) is not None:
@@ -214,6 +220,9 @@ class RecallStream:
         except EngineError as error:
             await self._fail_query(query_id, error)
             return
+        if self._tracing is not None:
+            name = "ContextQuery" if message.HasField("context") else "RecallQuery"
+            answer = partial(self._tracing.trace_query, name, message.traceparent, answer)
         task = self._start_task(self._answer_query(query_id, answer))
         self._queries[query_id] = task
         if not subscribe:

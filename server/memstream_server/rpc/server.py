@@ -218,7 +218,7 @@ def build_server(
         (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], MemoryService(engine, limits)),
         (
             stream_service_pb2.DESCRIPTOR.services_by_name["StreamService"],
-            StreamService(engine, limits, drain, forwarding, contexts.context),
+            StreamService(engine, limits, drain, forwarding, contexts.context, tracing),
         ),
         (conversation_service_pb2.DESCRIPTOR.services_by_name["ConversationService"], conversation_service),
         (block_service_pb2.DESCRIPTOR.services_by_name["BlockService"], BlockService(engine, limits, drain)),

@@ -22,6 +22,7 @@ from memstream_server.engine.errors import CursorVoid, ProtocolViolation
 from memstream_server.engine.requests import AckLevel, NewObservation, Query, RejectedObservation
 from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.rpc import observe, recall
+from memstream_server.rpc.calls import Tracing
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import WatcherStalled
 from memstream_server.rpc.limits import RequestLimits
@@ -54,7 +55,9 @@ class StreamService:
         drain: Drain,
         forwarding: Forwarding | None,
         build_context: recall.ContextBuilder,
+        tracing: Tracing | None,
     ) -> None:
+        self._tracing = tracing
         self._forwarding = forwarding
         self._build_context = build_context
         self._engine = engine
@@ -92,7 +95,14 @@ class StreamService:
             raise ProtocolViolation("the stream ended before `open`")
         opening = recall.read_open(first, self._limits)
         stream = recall.RecallStream(
-            self._engine, opening, self._limits, self._drain.memories, context, self._forwarding, self._build_context
+            self._engine,
+            opening,
+            self._limits,
+            self._drain.memories,
+            context,
+            self._forwarding,
+            self._build_context,
+            self._tracing,
         )
         async with aclosing(stream.responses(requests)) as responses:
             async for response in responses:

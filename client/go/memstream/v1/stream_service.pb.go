@@ -1291,7 +1291,11 @@ type RecallRequest struct {
 	//	*RecallRequest_Cancel
 	//	*RecallRequest_Close
 	//	*RecallRequest_Context
-	Message       isRecallRequest_Message `protobuf_oneof:"message"`
+	Message isRecallRequest_Message `protobuf_oneof:"message"`
+	// For `query` and `context`: the span of its caller as W3C trace context, version-trace-parent-flags. The server's span
+	// of the query is then a child of it, instead of the stream's, and has a link to the stream's. Ignored if it is not
+	// valid, if it is longer than 128 characters, and in the other messages.
+	Traceparent   string `protobuf:"bytes,6,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1376,6 +1380,13 @@ func (x *RecallRequest) GetContext() *ContextQuery {
 		}
 	}
 	return nil
+}
+
+func (x *RecallRequest) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
 }
 
 type isRecallRequest_Message interface {
@@ -4226,13 +4237,14 @@ const file_memstream_v1_stream_service_proto_rawDesc = "" +
 	"\x06stored\x18\x02 \x01(\x03R\x06stored\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x03R\brevision\x12=\n" +
 	"\brejected\x18\x04 \x03(\v2!.memstream.v1.RejectedObservationR\brejected\x12<\n" +
-	"\boutcomes\x18\x05 \x03(\v2 .memstream.v1.ObservationOutcomeR\boutcomes\"\x9e\x02\n" +
+	"\boutcomes\x18\x05 \x03(\v2 .memstream.v1.ObservationOutcomeR\boutcomes\"\xc0\x02\n" +
 	"\rRecallRequest\x12.\n" +
 	"\x04open\x18\x01 \x01(\v2\x18.memstream.v1.RecallOpenH\x00R\x04open\x121\n" +
 	"\x05query\x18\x02 \x01(\v2\x19.memstream.v1.RecallQueryH\x00R\x05query\x124\n" +
 	"\x06cancel\x18\x03 \x01(\v2\x1a.memstream.v1.RecallCancelH\x00R\x06cancel\x121\n" +
 	"\x05close\x18\x04 \x01(\v2\x19.memstream.v1.RecallCloseH\x00R\x05close\x126\n" +
-	"\acontext\x18\x05 \x01(\v2\x1a.memstream.v1.ContextQueryH\x00R\acontextB\t\n" +
+	"\acontext\x18\x05 \x01(\v2\x1a.memstream.v1.ContextQueryH\x00R\acontext\x12 \n" +
+	"\vtraceparent\x18\x06 \x01(\tR\vtraceparentB\t\n" +
 	"\amessage\"\x90\x01\n" +
 	"\n" +
 	"RecallOpen\x12\x1c\n" +
