@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
 import pytest
 
 from memstream import NewMessage, Observation
+from tests.server.test_standing_blocks import block_with, settled
+from tests.support.fake_openai import Fault
 from tests.toolchains.console.conftest import Visit
 
 pytestmark = [pytest.mark.toolchain, pytest.mark.asyncio(loop_scope="session")]
@@ -96,6 +103,63 @@ async def test_reader_sees_blocks_without_buttons_that_write(visit: Visit) -> No
         assert await page.get_by_role("button", name=name, exact=True).count() == 0
 
 
+def _answer_with_words(body: Mapping[str, Any]) -> str:
+    """The last word of each text that the LLM is shown, as a statement that cites it."""
+    shown = json.loads(body["messages"][1]["content"])["texts"]
+    return json.dumps(
+        {"statements": [{"statement": one["text"].split()[-1], "evidence": [one["number"]]} for one in shown]}
+    )
+
+
+async def test_block_that_keeps_itself_says_how_and_when_it_fails(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = visit.console.llm
+    monkeypatch.setattr(llm, "complete", _answer_with_words)
+    memory = await visit.console.client.create_memory("shop/desk-standing", kind="long_term")
+    await memory.observe_batch([Observation("Bob likes to drink tea")])
+    await memory.blocks.put("persona", "I am Joy.")
+    await memory.blocks.keep("drinks", "What does <b>Bob</b> drink?", min_interval=timedelta(0))
+    holding = await settled(memory)
+    assert holding.standing is not None
+    page = await visit.sign_in("m/shop/desk-standing/blocks")
+    rows = page.locator("tbody tr")
+    assert await rows.locator("th").all_text_contents() == ["drinks", "persona"]
+    assert await rows.nth(0).locator(".mark").all_text_contents() == ["keeps itself"]
+    assert await rows.nth(1).locator(".mark").count() == 0, "a block that somebody wrote"
+    await page.get_by_role("link", name="drinks").click()
+    await page.locator(".body", has_text="tea").wait_for()
+    head = page.locator(".view")
+    for term, value in (
+        ("answers", "What does <b>Bob</b> drink?"),
+        ("written by", "scripted"),
+        ("holds at revision", str(holding.standing.revision)),
+    ):
+        fact = head.locator("dt", has_text=term).locator("xpath=following-sibling::dd[1]")
+        assert await fact.text_content() == value
+    assert await page.get_by_role("button", name="Edit", exact=True).count() == 0, "the question writes its text"
+    assert await page.get_by_role("button", name="Delete …").count() == 1
+    llm.fail(*[Fault(hang_up=True)] * 10_000)
+    try:
+        await memory.observe_batch([Observation("Bob likes to drink coffee")])
+        stale = await block_with(memory, lambda one: one.standing and one.standing.problem)
+        assert stale.standing is not None
+        await page.reload()
+        await page.locator(".view dt", has_text="not up to date").wait_for()
+        assert await page.locator(".body").text_content() == "tea"
+        await visit.go("m/shop/desk-standing/blocks")
+        mark = rows.nth(0).locator(".mark.warn")
+        await mark.wait_for()
+        assert await mark.text_content() == "not up to date"
+        assert await mark.get_attribute("title") == stale.standing.problem
+    finally:
+        llm.heal()
+    await settled(memory)
+    await page.reload()
+    await rows.nth(0).locator(".mark", has_text="keeps itself").wait_for()
+    assert "coffee" in await rows.nth(0).text_content()
+
+
 async def test_context_desk_shows_parts_and_where_a_turn_differs(visit: Visit) -> None:
     client = visit.console.client
     memory = await client.create_memory("shop/desk-context")
@@ -150,3 +214,39 @@ async def test_context_desk_shows_a_kept_text_and_what_is_left_out(visit: Visit)
     count = await kept.count()
     assert (await there.all_text_contents())[:count] == await kept.all_text_contents()
     assert await later.locator(".ranking > li").nth(count).locator(".turning").count() == 1
+
+
+async def test_context_desk_shows_what_the_model_is_sent(visit: Visit) -> None:
+    """Texts and tokens part by part, what has no room, and the two turns up to the first byte that differs."""
+    client = visit.console.client
+    memory = await client.create_memory("shop/desk-sent")
+    drinks = ("green tea in the morning", "black tea at noon", "milk in the evening", "water at night")
+    await memory.observe_batch([Observation(f"Bob likes to drink {drink}, as he says.") for drink in drinks])
+    await memory.blocks.put("persona", "I am <b>Joy</b>.")
+    block, asked = f"{memory.path}#persona", "What does Bob drink?"
+    direct = await client.context([memory.path], asked, blocks=[block], budget=90, reinforce=False)
+    page = await visit.sign_in("m/shop/desk-sent/context", key="reader")
+    await page.get_by_label("Question", exact=True).fill(asked)
+    await page.get_by_label("Question of the next turn").fill("What does Bob drink at night?")
+    await page.get_by_label("Blocks").fill(block)
+    await page.get_by_label("Budget, tokens").fill("90")
+    await page.get_by_role("button", name="Build the context").click()
+    first, later = page.get_by_label("First turn"), page.get_by_label("Next turn", exact=True)
+    await later.locator(".summary").wait_for()
+    heads, texts = first.locator(".ranking .meta"), first.locator(".ranking > li > div")
+    assert len(direct.parts) == await heads.count()
+    for place, part in enumerate(direct.parts):
+        head = await heads.nth(place).text_content()
+        assert f"{part.kind} · {part.tokens} tokens" in head
+        assert (block in head) == (part.kind == "block")
+        if part.kind != "question":  # which has the time
+            assert await texts.nth(place).text_content() == part.text
+    left_out = await first.locator(".left-out li", has_text="no room in the budget").all_text_contents()
+    assert len(left_out) == len([one for one in direct.left_out if one.reason == "budget"]) > 0
+    there = later.locator(".ranking > li > div")
+    shown, after = await texts.all_text_contents(), await there.all_text_contents()
+    where = "all => all.findIndex(one => one.querySelector('.turning'))"
+    new = await later.locator(".ranking > li").evaluate_all(where)
+    assert new > 0
+    assert after[:new] == shown[:new]
+    assert after[new] != shown[new]
