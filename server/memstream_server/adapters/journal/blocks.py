@@ -15,6 +15,7 @@ from memstream_server.adapters.journal.database.database import Read, Write
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.answers import put_answer
 from memstream_server.adapters.journal.sql.bulk import split_ids
+from memstream_server.adapters.journal.sql.compiled_statements import run_compiled
 from memstream_server.adapters.journal.sql.schema import (
     blocks,
     fragments,
@@ -177,7 +178,7 @@ def _find_memory(connection: Connection, memory: MemoryName, *, lock: bool = Fal
 def _latest(connection: Connection, number: int, name: str, before: int | None = None, limit: int = 1) -> list[Block]:
     low, high = key_range(number)
     high = high if before is None else row_key(number, before) - 1
-    rows = connection.execute(_LATEST, {"m": number, "b": name, "low": low, "high": high, "k": limit})
+    rows = run_compiled(connection, _LATEST, {"m": number, "b": name, "low": low, "high": high, "k": limit})
     return [_decode_row(row) for row in rows]
 
 
@@ -186,7 +187,7 @@ def read_blocks(connection: Connection, names: Sequence[BlockName]) -> dict[Bloc
     numbers: dict[MemoryName, int | None] = {}
     for name in names:
         if name.of not in numbers:
-            row = connection.execute(_MEMORY, {"ns": name.of.namespace, "n": name.of.memory}).one_or_none()
+            row = run_compiled(connection, _MEMORY, {"ns": name.of.namespace, "n": name.of.memory}).one_or_none()
             numbers[name.of] = None if row is None else row.number
         number = numbers[name.of]
         if number is not None and (latest := _latest(connection, number, name.name)):

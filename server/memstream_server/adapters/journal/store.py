@@ -470,9 +470,8 @@ def _read_moment(connection: Connection, wanted: MomentQuery, model: str | None)
     if wanted.conversation is not None:
         with contextlib.suppress(NotThere):
             found = messages.read_messages(connection, wanted.conversation, wanted.messages)
-    records = reads.get_records(connection, wanted.memories) if wanted.memories else []
     return Moment(
-        {record.uid: record.revision for record in records},
+        reads.find_revisions(connection, wanted.memories),
         read_blocks(connection, wanted.blocks),
         found,
         {uid: _read_chains(connection, uid, ids, model, wanted) for uid, ids in wanted.fragments.items()},

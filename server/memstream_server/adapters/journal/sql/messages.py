@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, insert, or_, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, insert, or_, select, update
 
 from memstream_server.adapters.journal.sql import bulk, codec
 from memstream_server.adapters.journal.sql import hidden_conversations as hidden
@@ -44,6 +44,17 @@ Stored = Mapping[bytes, int]
 NOT_STORED: Stored = {}
 _MESSAGES = bulk.build_insert(messages, ("key",))
 _RECORD = select(messages.c.key, messages.c.payload)
+_ROW = select(conversations).where(conversations.c.namespace == bindparam("ns"), conversations.c.name == bindparam("n"))
+_LOCKED = _ROW.with_for_update()
+_LISTED = (
+    select(messages.c.payload)
+    .where(messages.c.key.between(bindparam("low"), bindparam("high")))
+    .order_by(messages.c.key)
+    .limit(bindparam("k"))
+)
+_LATEST = _LISTED.order_by(None).order_by(messages.c.key.desc())
+_ROWS_AT_ONCE = 32
+"""Of records, which have up to 64 KB each."""
 
 
 # ---- conversations
@@ -51,9 +62,8 @@ _RECORD = select(messages.c.key, messages.c.payload)
 
 def find_row(connection: Connection, conversation: ConversationName, *, lock: bool = False) -> Row[Any] | None:
     """The conversation's row; `lock`: other processes wait to change it until this transaction ends."""
-    named = (conversations.c.namespace == conversation.namespace) & (conversations.c.name == conversation.name)
-    statement = select(conversations).where(named)
-    return connection.execute(statement.with_for_update() if lock else statement).one_or_none()
+    named = {"ns": conversation.namespace, "n": conversation.name}
+    return connection.execute(_LOCKED if lock else _ROW, named).one_or_none()
 
 
 def get_row(connection: Connection, conversation: ConversationName, *, lock: bool = False) -> Row[Any]:
@@ -288,22 +298,21 @@ def read_messages(connection: Connection, conversation: ConversationName, query:
         low = max(low, row_key(number, _first_after(connection, number, query.after_us)))
     if query.before_us is not None:
         high = min(high, row_key(number, _first_after(connection, number, query.before_us - 1)) - 1)
-    wanted: list[ColumnElement[bool]] = [messages.c.key.between(low, high)]
+    statement = _LATEST if query.newest_first else _LISTED
     if query.current_goal:
-        wanted.append(messages.c.current_goal == query.current_goal)
+        statement = statement.where(messages.c.current_goal == query.current_goal)
     if query.agent:
         sent = messages.c.sender == query.agent
         got = messages.c.receiver == query.agent
         if query.other_agent:
             sent &= messages.c.receiver == query.other_agent
             got &= messages.c.sender == query.other_agent
-        wanted.append(or_(sent, got))
-    order = messages.c.key.desc() if query.newest_first else messages.c.key
-    statement = select(messages.c.payload).where(*wanted).order_by(order).limit(query.limit)
+        statement = statement.where(or_(sent, got))
     found: list[Message] = []
     left = query.records_max
-    # Row by row: a thousand messages may have 64 MB.
-    with connection.execute(statement, execution_options={"stream_results": True, "max_row_buffer": 32}) as rows:
+    given = {"low": low, "high": high, "k": query.limit}
+    # Not all at once: a thousand messages may have 64 MB.
+    with connection.execute(statement, given, execution_options={"yield_per": _ROWS_AT_ONCE}) as rows:
         for blob in rows.scalars():
             left -= len(blob)
             found.append(codec.decode_message(blob))

@@ -80,6 +80,7 @@ _OF_LABEL = (  # in the order of `memory_labels`, of which a page reads no more 
     .order_by(memory_labels.c.name)
     .limit(_limit)
 )
+_REVISION = select(memories.c.revision).where(memories.c.uid == bindparam("u"))
 _RECORDS = select(memories).where(memories.c.uid.in_(bindparam("uids", expanding=True))).order_by(memories.c.uid)
 _EPOCHS = select(memories.c.uid, memories.c.epoch).where(memories.c.uid.in_(bindparam("uids", expanding=True)))
 _ALL = select(memories).where(memories.c.uid > bindparam("after")).order_by(memories.c.uid).limit(_limit)
@@ -196,6 +197,12 @@ def get_by_uid(connection: Connection, uid: str) -> MemoryRecord:
 
 def get_records(connection: Connection, uids: Sequence[str]) -> list[MemoryRecord]:
     return [decode_record(row) for row in connection.execute(_RECORDS, {"uids": uids})]
+
+
+def find_revisions(connection: Connection, uids: Sequence[str]) -> dict[str, int]:
+    """By uid, of the memories that exist."""
+    rows = [run_compiled(connection, _REVISION, {"u": uid}).one_or_none() for uid in uids]
+    return {uid: row.revision for uid, row in zip(uids, rows, strict=True) if row is not None}
 
 
 def find_row(connection: Connection, uid: str) -> SqlRow[Any] | None:
