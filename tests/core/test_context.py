@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from memstream_server.core.budget import estimated_tokens
 from memstream_server.core.context.layout import build_context
 from memstream_server.core.context.position import pack_position, unpack_position
+from memstream_server.core.context.texts import is_said, may_be_said, normalize
 from memstream_server.core.context.values import (
     FORMAT,
     Bounds,
@@ -210,6 +211,22 @@ def test_an_excerpt_is_of_the_text_and_within_its_room(text: str, question: str,
     assert sum(map(estimated_tokens, pieces)) <= most + len(pieces)
     assert all(escape_marks(piece.strip()).replace("\n", "\n    ") in text_of(built) for piece in pieces)
     assert estimated_tokens(text) <= most or "more characters]" in text_of(built) or not pieces
+
+
+@pytest.mark.parametrize("end", [". ", "?! ", '.") ', ".\n", "\n", "\n\n", "。", "\uff01\uff1f", "…. "])
+def test_an_excerpt_is_of_whole_sentences(end: str) -> None:
+    before, after = f"Version 2.5 is green{end}", f"It rains on all days{end}"
+    text = before * 30 + f"The code is 1.5{end}" + after * 60
+    built = Talk({"F0001": fragment(1, text)}, 4_000).ask("What is the code?", ["F0001"], memory_tokens=8)
+    (entry,) = [entry for turn in built.position.turns for entry in turn.entries]
+    assert [text[at:to] for at, to in batched([*entry.excerpt])] == [f"The code is 1.5{end}"]
+
+
+@given(st.text("aßİ \n.", max_size=80), st.text("aßİ \n.", max_size=80), st.text("ab \n", max_size=9))
+def test_beginning_of_a_text_tells_what_is_not_said(text: str, more: str, around: str) -> None:
+    said = normalize(f"{around}{text}{more}{around}")
+    for each in (text, text + more, more):
+        assert may_be_said(each, said) or not is_said(normalize(each), said)
 
 
 @given(texts)

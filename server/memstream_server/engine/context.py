@@ -256,8 +256,8 @@ def _make_query(request: ContextRequest, asked: Sequence[Asked], read: _Read | N
     fragments: dict[str, list[str]] = {}
     if read is not None:
         for each in asked:
-            ids = {*_list_shown(request.after, each.path), *read.list_found(each, alone=len(asked) == 1)}
-            fragments[each.record.uid] = sorted(ids)
+            found = read.list_read(each, alone=len(asked) == 1)
+            fragments[each.record.uid] = sorted({*_list_shown(request.after, each.path), *[one.id for one in found]})
     return MomentQuery(
         memories=[each.record.uid for each in asked],
         blocks=request.blocks,
@@ -318,10 +318,6 @@ class _Read:
             return self.moment.fragments.get(uid, {})
         return {} if self.shown is None else self.shown.fragments.get(uid, {})
 
-    def list_found(self, asked: Asked, alone: bool) -> list[str]:
-        """Ids that the recall found in a memory."""
-        return [one.id for one in self._list_read(asked, alone)]
-
     def is_of_one_moment(self, asked: Sequence[Asked]) -> bool:
         """Whether recall and RAM read the revisions of the snapshot, and nothing newer."""
         assert self.moment is not None
@@ -343,10 +339,11 @@ class _Read:
             }
         if self.after is not None and _list_shown(self.after, asked.path):
             found.add(None if self.shown is None else self.shown.revisions.get(uid))
-        newest = max([one.version for one in self._list_read(asked, alone)], default=0)
+        newest = max([one.version for one in self.list_read(asked, alone)], default=0)
         return found | ({newest} if newest > (moment.revisions.get(uid) or 0) else set())
 
-    def _list_read(self, asked: Asked, alone: bool) -> list[Fragment]:
+    def list_read(self, asked: Asked, alone: bool) -> list[Fragment]:
+        """What the recall found in a memory, and what was read by id."""
         found = () if self.answer is None else self.answer.recollections
         recalled = [
             each.fragment for one in found if alone or one.memory == asked.path for each in _with_companion(one)

@@ -23,7 +23,7 @@ from itertools import accumulate, takewhile
 from msgspec.structs import replace
 
 from memstream_server.core.context.position import POSITION_BYTES_MAX, pack_position
-from memstream_server.core.context.texts import CONTAINED_MIN, Texts, is_said, normalize
+from memstream_server.core.context.texts import CONTAINED_MIN, Texts, is_said, may_be_said, normalize
 from memstream_server.core.context.values import (
     FORMAT,
     BudgetTooSmall,
@@ -313,7 +313,8 @@ class _Layout:
         return Omission(seen.kind, reason, number=number)
 
     def _in_blocks(self, content: str) -> bool:
-        return bool(self._block_text) and is_said(normalize(content), self._block_text)
+        said = self._block_text
+        return bool(said) and may_be_said(content, said) and is_said(normalize(content), said)
 
 
 def _may_return(built: Built) -> bool:

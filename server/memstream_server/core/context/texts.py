@@ -28,6 +28,8 @@ from memstream_server.core.values import Fragment
 
 CONTAINED_MIN = 16
 """A shorter text is a repeat only of an equal one."""
+_HEAD = 64
+"""Characters of a text that are looked for first."""
 _TOKEN_CHARACTERS_MAX = 16
 _CHARACTER_TOKENS_MAX = 4
 """A token has at least a byte."""
@@ -40,7 +42,10 @@ _SENTENCES_MAX = 2_000
 """Of a text; the rest is its last sentence."""
 _PIECE_MAX = 240
 """Characters of a sentence; a longer one is cut between words."""
-_END = re.compile(r"[.!?]+[\"')\]]*\s+|[\u3002\uff01\uff1f]+|\n+")
+# One set of characters begins all ends: the search skips what is none of them.
+_END = re.compile(
+    r"[.!?\u3002\uff01\uff1f\n](?:(?<=[.!?])[.!?]*[\"')\]]*\s+|(?<=[\u3002\uff01\uff1f])[\u3002\uff01\uff1f]*|(?<=\n)\n*)"
+)
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
 _CHARACTER = re.compile(f"[{_UNSPACED}]")
 _WORD = re.compile(rf"[^\W_{_UNSPACED}]+")
@@ -206,6 +211,12 @@ def is_said(text: str, said: str) -> bool:
     return text in said.split("\0")
 
 
+def may_be_said(text: str, said: str) -> bool:
+    """False only where is_said(normalize(text), said) is: the beginning of a long text is enough to see that."""
+    head = normalize(text[:_HEAD])
+    return len(head) < CONTAINED_MIN or head in said
+
+
 class _Excerpts:
     """Finds what long texts say about a question.
 
@@ -228,7 +239,7 @@ class _Excerpts:
         pieces = _cut_long(text, [0, *ends, len(text)])
         scores = self._score(text, [end for _, end in pieces])
         chosen: list[int] = []
-        for at in sorted(range(len(pieces)), key=lambda at: (-scores[at], at)):
+        for at in sorted(range(len(pieces)), key=scores.__getitem__, reverse=True):  # of equal ones, the first
             begin, end = pieces[at]
             cost = self._count(text[begin:end]) + 1
             if cost <= most:
@@ -252,7 +263,7 @@ class _Excerpts:
             lower = text
         scores = [0.0] * len(ends)
         for word in self._words:
-            if lower.count(word) > len(ends) * _COMMON:
+            if not 0 < lower.count(word) <= len(ends) * _COMMON:
                 continue
             said = {bisect_right(ends, at) for at in _find_beginnings(lower, word)}
             for piece in said:
