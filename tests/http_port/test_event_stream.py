@@ -7,6 +7,7 @@ import contextlib
 import json
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -16,7 +17,8 @@ import memstream
 from memstream import sync
 from memstream_server.rpc.http import event_stream
 from tests.http_port.conftest import http_server
-from tests.support.server import ServerProcess
+from tests.support.collector import Collector
+from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 
 __all__ = ["http_server"]  # fixture
@@ -225,3 +227,36 @@ def test_json_stays_the_answer_without_the_header(memory: sync.Memory, http_serv
     body = named(memory, query={"text": "tea"})
     answer = httpx2.post(f"http://{http_server[1]}{RECALL}", json=body, timeout=30)
     assert answer.headers["content-type"] == "application/json"
+
+
+async def test_streams_of_events_are_part_of_the_callers_trace(tmp_path: Path) -> None:
+    async with Collector() as collector:
+        address = free_address()
+        server = ServerProcess(tmp_path / "data", http_listen=address, otlp_endpoint=f"http://{collector.address}")
+        await asyncio.to_thread(server.start)
+        try:
+            await asyncio.to_thread(ask_from_spans, server.address, address)
+            assert await asyncio.to_thread(server.stop) == 0  # it sends its spans before it ends
+        finally:
+            server.kill()
+    for number, name in enumerate(("Watch", "Recall", "WatchMessages"), 1):
+        (served,) = (one for one in collector.spans if one.attributes.get("rpc.method") == name)
+        assert (served.trace.hex(), served.parent.hex()) == ("5" * 32, f"{number:016x}"), name
+    (stream,) = collector.find_spans("memstream.v1.StreamService/Recall")
+    (query,) = collector.find_spans("memstream.v1.StreamService/RecallQuery")
+    assert (query.trace, query.parent) == (stream.trace, stream.id)
+
+
+def ask_from_spans(grpc_address: str, http_address: str) -> None:
+    """Opens a stream of each kind, each from another span of the trace 55...5."""
+    with sync.connect(grpc_address) as client:
+        memory = client.create_memory("events/traced")
+        client.conversation("events/traced").append("Ann", "one")
+        bodies = {
+            WATCH: named(memory),
+            RECALL: named(memory, query={"text": "tea", "subscribe": True}),
+            MESSAGES: {"namespace": "events", "conversation": "traced"},
+        }
+        for number, (path, body) in enumerate(bodies.items(), 1):
+            with opened(http_address, path, body, traceparent=f"00-{'5' * 32}-{number:016x}-01") as stream:
+                assert stream.next_event()[0] != "error"

@@ -42,7 +42,9 @@ _INNER = {WATCH: WATCH, WATCH_MESSAGES: WATCH_MESSAGES, RECALL_ONCE: STANDING}
 _END = 2
 """The flag of the last message of a Connect stream, which has the error."""
 _HEAD_BYTES = 5
-_KEPT = frozenset(b"authorization connect-timeout-ms host last-event-id memstream-memory origin x-request-id".split())
+_KEPT = frozenset(
+    b"authorization connect-timeout-ms host last-event-id memstream-memory origin traceparent x-request-id".split()
+)
 _STATUS = {
     "canceled": 499,
     "invalid_argument": 400,
