@@ -1,6 +1,6 @@
 """Turns of an agent by Context: what a prompt cache reads, the evidence against a fresh recall, and the time.
 
-    python benchmarks/context_turns.py --locomo FILE | --beam GIT [--turns N] [--budget TOKENS] [--limit N]
+    python benchmarks/context_turns.py --locomo FILE | --beam GIT [--turns N] [--budget TOKENS] [--limit N] [--blocks N]
 
 FILE: conversations with questions in LoCoMo's form. GIT: the git directory of a copy of the repository
 mohammadtavakoli78/BEAM, of which chats 1 to 6 are taken. Each conversation becomes a memory; its questions are asked as
@@ -166,10 +166,12 @@ async def fill_memory(client: memstream.Client, talk: Talk) -> tuple[memstream.M
 
 
 async def measure_talk(
-    client: memstream.Client, talk: Talk, turns: int, budget: int, limit: int | None, memory_tokens: int
+    client: memstream.Client, talk: Talk, turns: int, budget: int, limit: int | None, memory_tokens: int, blocks: int
 ) -> Sums:
     """The turns of one conversation."""
     memory, keys = await fill_memory(client, talk)
+    for number in range(blocks):
+        await memory.blocks.put(f"block-{number}", "I answer shortly and name the day. " * 8)
     words = {key: " ".join(str(made.body).casefold().split()) for key, made in talk.said}
     chat = client.conversation(f"bench/{talk.name}-chat")
     now = max(made.observe_time for _, made in talk.said if made.observe_time) + timedelta(days=1)
@@ -190,6 +192,7 @@ async def measure_talk(
                     [memory.path],
                     text,
                     conversation=chat.path,
+                    blocks=[f"{memory.path}#block-{number}" for number in range(blocks)],
                     budget=budget,
                     after=turn,
                     limit=limit,
@@ -253,7 +256,9 @@ async def run(given: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder, BenchServer(Path(folder)) as server:
         async with memstream.connect(server.address) as client:
             for talk in talks:
-                sums = await measure_talk(client, talk, given.turns, given.budget, given.limit, given.memory_tokens)
+                sums = await measure_talk(
+                    client, talk, given.turns, given.budget, given.limit, given.memory_tokens, given.blocks
+                )
                 print(sums.row(talk.name), flush=True)
                 total.add(sums)
     print(total.row("all"))
@@ -268,6 +273,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=8_000)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--memory-tokens", type=int, default=0)
+    parser.add_argument("--blocks", type=int, default=0)
     asyncio.run(run(parser.parse_args()))
 
 
