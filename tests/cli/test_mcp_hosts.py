@@ -102,14 +102,16 @@ def test_session_of_a_host(name: str, own_server: ServerProcess, tmp_path: Path)
         assert host.roots_asked == asks_roots
         many = [host.ask("observe", content=f"fact number {number}") for number in range(CALLS)]
         assert len({text_of(one["result"]) for one in host.replay(many).values()}) == CALLS
-        check_cancelled(host, own_server)
+        check_cancelled(host, own_server, transcript.cancel)
         own_server.restart()
         while (again := host.call("observe", content="The server was restarted")).get("isError"):
             assert "no memstream server answers" in str(again), again
-    with session(transcript, memory, own_server.address, tmp_path) as host:  # the host was restarted
-        host.replay([one for one in transcript.messages if one["method"] != "tools/call"])
-        recalled = text_of(host.call("recall", query="When do we deploy?", limit=None, speaker=""))
-        assert "user: We deploy on Tuesdays" in recalled
+    restart = [one for one in transcript.messages if one["method"] != "tools/call"]
+    for greeting in filter(None, (restart, transcript.reconnect)):  # a new host, a new process of the command
+        with session(transcript, memory, own_server.address, tmp_path) as host:
+            host.replay(greeting)
+            recalled = text_of(host.call("recall", query="When do we deploy?", limit=None, speaker=""))
+            assert "user: We deploy on Tuesdays" in recalled
     root = tmp_path if asks_roots else Path.cwd()
     held = asyncio.run(contents(own_server.address, memory.replace("{project}", project_name(root))))
     assert {"We deploy on Tuesdays", "The server was restarted"} <= held
@@ -131,12 +133,12 @@ def check_greeting(transcript: Transcript, answers: Mapping[Any, Mapping[str, An
         assert found["initialize"]["result"]["protocolVersion"] == asked
 
 
-def check_cancelled(host: Session, server: ServerProcess) -> None:
+def check_cancelled(host: Session, server: ServerProcess, cancel: Mapping[str, Any]) -> None:
     """A person stops a call while the server is busy: the session stays open."""
     with paused(server.pid):
         stopped = host.ask("recall", query="deploy")
         host.write(stopped)
-        host.write({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": stopped["id"]}})
+        host.write({**cancel, "params": {**cancel["params"], "requestId": stopped["id"]}})
         listing = {**stopped, "id": "after", "method": "tools/list", "params": meta_of(stopped)}
         assert host.replay([listing])["after"]["result"]["tools"]
     assert "fact number" in text_of(host.call("recall", query="fact number"))

@@ -2,17 +2,20 @@
 
 A file says where its messages come from: `recorded` from a host that ran here (tests/toolchains/test_hosts.py compares
 it with what that version sends), or `documented`, written from the host's documentation, public sources and logs.
+What a host sent when a person interrupted a call, and after its process of the command had ended, was recorded once,
+and is not compared again.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 HOSTS = ("claude-code", "codex", "cursor", "vscode")
+_BY_HAND = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,11 @@ class Transcript:
     source: str
     messages: Sequence[Mapping[str, Any]]
     hooks: Mapping[str, Mapping[str, Any]]
+    cancel: Mapping[str, Any] = field(default_factory=lambda: _BY_HAND)
+    """Its notification that a call is cancelled, without the id of the call."""
+    reconnect: Sequence[Mapping[str, Any]] = ()
+    """What it sends to a new process, in place of one that has ended, before the next call. Empty: it starts none, or
+    this is not known."""
 
 
 def load(host: str) -> Transcript:
