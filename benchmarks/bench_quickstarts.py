@@ -58,12 +58,15 @@ class Start:
         """The programs of the environment."""
         return self.home / "venv" / "bin"
 
-    def install(self, extras: str = "", *others: str) -> None:
+    def install(self, extras: str = "", *others: str, environment: str = "venv") -> None:
         """`pip install` of the wheel with its extras, and other packages. Raises CalledProcessError."""
+        python = self.home / environment / "bin" / "python"
+        if not python.exists():
+            venv.create(self.home / environment, with_pip=True)
         wanted = f"{self.wheel}[{extras}]" if extras else str(self.wheel)
         cache = ["--cache-dir", str(CACHE / "pip")] if self.cached else ["--no-cache-dir"]
         words = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", *cache, wanted, *others]
-        self.timed("pip install", lambda: self.run(self.bin / "python", *words))
+        self.timed("pip install", lambda: self.run(python, *words))
 
     def run(self, *command: str | Path, stdin: str = "", **variables: str) -> str:
         """Runs a program in the home; returns its output. Raises CalledProcessError."""
@@ -84,10 +87,10 @@ class Start:
         return kept | {"HOME": str(self.home), "PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}"}
 
     def timed(self, step: str, work: Callable[[], object]) -> None:
-        """Does a step and notes its seconds."""
+        """Does a step and adds its seconds."""
         began = time.perf_counter()
         work()
-        self.steps[step] = time.perf_counter() - began
+        self.steps[step] = self.steps.get(step, 0) + time.perf_counter() - began
 
 
 def start_host(name: str) -> Callable[[Start], None]:

@@ -29,6 +29,8 @@ MODELS = {
     "strands": ["openai"],
 }
 """What an example needs beside its extra, as the example says."""
+SERVED_APART = ("crewai", "llama-index")
+"""Extras of which a package needs `openai` below 3: the server, which needs 3, has an environment of its own."""
 MEMORY_TOOL = """
 import sys, memstream
 from memstream.anthropic import MemstreamMemoryTool
@@ -42,10 +44,11 @@ with memstream.sync.connect(sys.argv[1]) as client:
 
 
 @contextmanager
-def serving(start: Start) -> Iterator[str]:
+def serving(start: Start, environment: str = "venv") -> Iterator[str]:
     """A server, started as the pages say; its address."""
     address = free_address()
-    words = [str(start.bin / "memstream"), "serve", "--data", str(start.home / "data"), "--listen", address]
+    program = start.home / environment / "bin" / "memstream"
+    words = [str(program), "serve", "--data", str(start.home / "data"), "--listen", address]
     with (start.home / "serve.log").open("wb") as log:
         server = subprocess.Popen(
             [*words, "--http-listen", ""], env=start.variables(), cwd=start.home, stdout=log, stderr=log
@@ -76,13 +79,19 @@ def start_framework(extra: str) -> Callable[[Start], None]:
     """The section of docs/frameworks.md: install, serve, and its example in two processes."""
 
     def quickstart(start: Start) -> None:
-        start.install(f"{extra},server", *MODELS.get(extra, ()))
+        environment, more = "venv", MODELS.get(extra, ())
+        if extra in SERVED_APART:
+            environment = "server"
+            start.install(extra, *more)
+            start.install("server", environment=environment)
+        else:
+            start.install(f"{extra},server", *more)
         program = start.home / "program.py"
         if extra == "anthropic":
             program.write_text(MEMORY_TOOL, "utf-8")
         else:
             shutil.copy(ROOT / "examples" / "frameworks" / f"with_{FRAMEWORKS[extra]}.py", program)
-        with serving(start) as address:
+        with serving(start, environment) as address:
             asyncio.run(run_twice(start, [start.bin / "python", program, address]))
 
     return quickstart
