@@ -81,7 +81,7 @@ class MilvusServer:
                     *(str(self.folder / "socket"), str(PORT)),
                     *(str(program), "--data", str(self.folder / "data"), "--proxy-port", str(PORT)),
                 ],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # relay.py ends when it closes, with this process too
                 stdout=log,
                 stderr=log,
             )
@@ -110,7 +110,7 @@ class MilvusServer:
     def remove(self) -> None:
         """Ends it and its child processes, and removes its data."""
         self._process.kill()
-        self._process.wait(30)
+        self._process.communicate(timeout=30)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def log(self) -> str:
