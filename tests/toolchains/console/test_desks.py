@@ -249,4 +249,8 @@ async def test_context_desk_shows_what_the_model_is_sent(visit: Visit) -> None:
     new = await later.locator(".ranking > li").evaluate_all(where)
     assert new > 0
     assert after[:new] == shown[:new]
-    assert after[new] != shown[new]
+    (marked,) = await later.locator("mark").all_text_contents()
+    kept = after[new].removesuffix(marked)
+    assert kept != after[new]
+    assert shown[new].startswith(kept)
+    assert not shown[new].startswith(kept + marked[0])

@@ -108,11 +108,11 @@ function drawTurn(title, turn, before) {
   const holders = new Map((turn.citations ?? []).map((one) => [one.fragmentId, memoryOf(one.memory)]));
   let read = 0;
   let changed = false;
-  const rows = parts.map((part) => {
+  const rows = parts.map((part, place) => {
     read += Number(part.tokens ?? 0);
     const turning = before !== null && !changed && read > unchanged;
     changed ||= turning;
-    return drawPart(part, holders, turning);
+    return drawPart(part, holders, turning ? sharedLength(part.text ?? "", before.parts?.[place]?.text ?? "") : null);
   });
   return h("section", { class: "pane", "aria-label": title }, h("h2", null, title),
     h("p", { class: "numbers summary" }, h("span", null, "tokens ", h("b", null, count(turn.tokens))),
@@ -123,13 +123,25 @@ function drawTurn(title, turn, before) {
     h("ol", { class: "ranking" }, rows), drawOmissions("Left out", turn.leftOut, "left-out"));
 }
 
-/** `holders`: the memory of each fragment. `turning`: the bytes differ from those of the turn before from this part on. */
-function drawPart(part, holders, turning) {
+/** How many characters two texts begin with in common; a pair of surrogates is not parted. */
+function sharedLength(one, other) {
+  let length = 0;
+  while (length < one.length && one[length] === other[length]) length += 1;
+  return /[\uD800-\uDBFF]/.test(one[length - 1] ?? "") ? length - 1 : length;
+}
+
+/**
+ * `holders`: the memory of each fragment. `kept`: of the part from which the text differs from that of the turn before,
+ * how many characters are the same; else null.
+ */
+function drawPart(part, holders, kept) {
+  const text = part.text ?? "";
+  const turning = kept !== null;
   return h("li", null, turning && h("p", { class: "turning" }, h("span", { class: "mark warn" }, "new from here")),
     h("p", { class: "quiet meta" }, h("b", null, enumName(part.kind, "CONTEXT_PART_KIND_")), ` · ${count(part.tokens)} tokens`, part.role && [" · ", given(part.role)],
       part.memory && [" · ", given(part.name ? `${part.memory}#${part.name}` : part.memory)],
       (part.fragmentIds ?? []).map((id) => holders.has(id) && [" ", fragmentLink(holders.get(id), id)])),
-    h("div", null, clipped(part.text ?? "", 1_000)));
+    h("div", null, kept > 0 && clipped(text.slice(0, kept), 1_000), turning ? h("mark", null, clipped(text.slice(kept), 1_000)) : clipped(text, 1_000)));
 }
 
 function drawOmissions(title, omissions = [], kind = "") {
