@@ -24,14 +24,16 @@ if TYPE_CHECKING:
 READY_S = 60
 MODELS = {
     "agent-framework": ["agent-framework-openai"],
+    "langgraph": ["langgraph"],
     "llama-index": ["llama-index-llms-openai-like"],
     "pydantic-ai": ["openai"],
     "strands": ["openai"],
 }
-"""What an example needs beside its extra, as the example says."""
+"""What an example needs with its extra, as the example says."""
 SERVED_APART = ("crewai", "llama-index")
 """Extras of which a package needs `openai` below 3: the server, which needs 3, has an environment of its own."""
-MEMORY_TOOL = """
+PROGRAMS = {
+    "anthropic": """
 import sys, memstream
 from memstream.anthropic import MemstreamMemoryTool
 with memstream.sync.connect(sys.argv[1]) as client:
@@ -39,8 +41,18 @@ with memstream.sync.connect(sys.argv[1]) as client:
     if sys.argv[2] == "1":
         tool.call({"command": "create", "path": "/memories/bob.md", "file_text": "Your name is Bob"})
     print(tool.call({"command": "view", "path": "/memories/bob.md"}))
-"""
-"""The code of the page: the example needs a model of Anthropic's interface."""
+""",
+    "langgraph": """
+import sys, memstream
+from memstream.langgraph import MemstreamStore
+with memstream.sync.connect(sys.argv[1]) as client:
+    store = MemstreamStore(client, "assistant", fields=["text"])
+    if sys.argv[2] == "1":
+        store.put(("users", "bob"), "name", {"text": "Your name is Bob"})
+    print(store.search(("users",), query="what is his name?", limit=1)[0].value["text"])
+""",
+}
+"""The code of the pages: the example of anthropic needs a model of its interface, that of langgraph always stores."""
 
 
 @contextmanager
@@ -87,8 +99,8 @@ def start_framework(extra: str) -> Callable[[Start], None]:
         else:
             start.install(f"{extra},server", *more)
         program = start.home / "program.py"
-        if extra == "anthropic":
-            program.write_text(MEMORY_TOOL, "utf-8")
+        if extra in PROGRAMS:
+            program.write_text(PROGRAMS[extra], "utf-8")
         else:
             shutil.copy(ROOT / "examples" / "frameworks" / f"with_{FRAMEWORKS[extra]}.py", program)
         with serving(start, environment) as address:
@@ -148,7 +160,7 @@ def start_importers(start: Start) -> None:
 
 
 FRAMEWORK_QUICKSTARTS: dict[str, Callable[[Start], None]] = {
-    **{extra: start_framework(extra) for extra in FRAMEWORKS},
+    **{extra: start_framework(extra) for extra in [*FRAMEWORKS, *PROGRAMS]},
     "ai-sdk": start_ai_sdk,
     "importers": start_importers,
 }
