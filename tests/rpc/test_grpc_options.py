@@ -30,6 +30,7 @@ from tests.rpc.conftest import LIMITS
 from tests.rpc.test_forwarding import ASKING, Whereabouts
 from tests.support.certificates import Authority
 from tests.support.fake_engine import FakeEngine
+from tests.support.listeners import close_listener
 from tests.support.raw_http2 import (
     ACK,
     DATA,
@@ -285,7 +286,7 @@ async def listening(handle: Callable[[Raw], Awaitable[None]]) -> AsyncIterator[s
     try:
         yield f"{host}:{port}"
     finally:
-        listener.close()
+        await close_listener(listener)
         for writer in open_now:
             writer.close()
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.listeners import close_listener
+
 
 class Cable:
     """Forwards a socket of the same name in `folder` to the target. Runs in its own thread."""
@@ -61,15 +63,12 @@ class Cable:
     async def _end(self) -> None:
         """Stops listening and ends the tasks of the connections, so that the loop can be closed."""
         assert self._server is not None
-        for listener in self._server.sockets:
-            self._loop.remove_reader(listener)
-        # Tasks of asyncio that make a transport of an accepted socket are awaited: cancelled, or after the end of the
-        # server, they would leave it open.
+        await close_listener(self._server)
+        # Tasks of asyncio that make a transport of an accepted socket are awaited: cancelled, they would leave it open.
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in tasks & self._carrying:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        self._server.close()
         for writer in self._writers:
             writer.transport.abort()
         await asyncio.sleep(0)  # the transports close their sockets

@@ -22,6 +22,7 @@ import yaml
 
 from tests.rpc.test_grpc_options import Generic
 from tests.support.certificates import Authority
+from tests.support.listeners import close_listener
 from tests.support.raw_http2 import ACK, GOAWAY, PING, PREFACE, SETTINGS, frame, raw
 from tests.support.waiting import until
 from tests.toolchains import deploying
@@ -212,7 +213,7 @@ async def test_a_server_that_answers_no_ping_is_left(program: Path, tmp_path: Pa
     host, port = silent.sockets[0].getsockname()
     async with running(program, tmp_path, [f"{host}:{port}"]) as envoy:
         assert await call_many(envoy, 1) == {grpc.StatusCode.UNAVAILABLE}
-    silent.close()
+    await close_listener(silent)
 
 
 async def _answer_settings(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -337,7 +338,7 @@ async def test_envoy_trusts_servers_by_their_name(program: Path, tmp_path: Path,
             return bool(wanted) and (bool(protocols) or counters["ssl.fail_verify_san"] > 0)
 
         await until(has_connected)
-    silent.close()
+    await close_listener(silent)
     assert set(wanted) == {"memstream"}
     assert set(protocols) == ({"h2"} if name == "memstream" else set())
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from memstream import Observation
+from tests.support.listeners import close_listener
 from tests.support.relay import Relay
 from tests.toolchains import browser
 from tests.toolchains.console.conftest import Visit
@@ -384,6 +385,6 @@ async def test_page_of_another_host_cannot_use_the_server(visit: Visit) -> None:
     assert await page.evaluate(f"{asked}.then(() => 'read', () => 'refused')") == "refused"
     framed = page.frames[1]
     assert await framed.locator("#main").count() == 0
-    server.close()
+    await close_listener(server)
     assert any("frame-ancestors" in problem or "CORS" in problem for problem in visit.problems)
     visit.problems.clear()
