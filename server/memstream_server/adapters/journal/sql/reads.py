@@ -80,8 +80,8 @@ _OF_LABEL = (  # in the order of `memory_labels`, of which a page reads no more 
     .order_by(memory_labels.c.name)
     .limit(_limit)
 )
-_REVISION = select(memories.c.revision).where(memories.c.uid == bindparam("u"))
 _RECORDS = select(memories).where(memories.c.uid.in_(bindparam("uids", expanding=True))).order_by(memories.c.uid)
+_REVISIONS = select(memories.c.uid, memories.c.revision).where(memories.c.uid.in_(bindparam("uids", expanding=True)))
 _EPOCHS = select(memories.c.uid, memories.c.epoch).where(memories.c.uid.in_(bindparam("uids", expanding=True)))
 _ALL = select(memories).where(memories.c.uid > bindparam("after")).order_by(memories.c.uid).limit(_limit)
 _PENDING_MEMORIES = select(memories.c.uid).where(memories.c.number.in_(select(observations.c.memory)))
@@ -201,8 +201,7 @@ def get_records(connection: Connection, uids: Sequence[str]) -> list[MemoryRecor
 
 def find_revisions(connection: Connection, uids: Sequence[str]) -> dict[str, int]:
     """By uid, of the memories that exist."""
-    rows = [run_compiled(connection, _REVISION, {"u": uid}).one_or_none() for uid in uids]
-    return {uid: row.revision for uid, row in zip(uids, rows, strict=True) if row is not None}
+    return {row.uid: row.revision for row in connection.execute(_REVISIONS, {"uids": uids})} if uids else {}
 
 
 def find_row(connection: Connection, uid: str) -> SqlRow[Any] | None:
