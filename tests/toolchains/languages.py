@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,19 @@ def fetch(what: str, *command: str, cwd: Path = ROOT, env: Mapping[str, str] | N
     done = _run_command(command, cwd, env)
     if done.returncode:
         raise Absent(f"{what} cannot be fetched: {(done.stderr or done.stdout).strip()[-300:]}")
+
+
+def build_once(folder: Path, sources: Iterable[Path], build: Callable[[], object]) -> None:
+    """Calls `build`, which makes `folder`, unless it has succeeded with these sources; other processes wait."""
+    digest = hashlib.sha256()
+    for file in sorted(sources):
+        digest.update(file.read_bytes())
+    work = f"{folder.parent.name}-{folder.name}"
+    with alone(work):
+        stamp = CACHE / f"{work}.built"
+        if not folder.exists() or not stamp.exists() or stamp.read_text("utf-8") != digest.hexdigest():
+            build()
+            stamp.write_text(digest.hexdigest(), "utf-8")
 
 
 def _run_command(command: Sequence[str], cwd: Path, env: Mapping[str, str] | None) -> subprocess.CompletedProcess[str]:
@@ -100,14 +113,13 @@ class Node:
         version = run(find_program("node"), "--version").strip()
         if int(version.removeprefix("v").partition(".")[0]) < 20:
             raise Absent(f"the TypeScript client needs Node.js 20, found {version}")
-        digest = hashlib.sha256((self.folder / "package-lock.json").read_bytes()).hexdigest()
-        stamp = self.folder / "node_modules" / ".installed"
-        if not stamp.exists() or stamp.read_text("utf-8") != digest:
-            cache = str(CACHE / "npm")
-            words = ("ci", "--cache", cache, "--no-audit", "--no-fund", "--ignore-scripts")
-            fetch("the packages of the TypeScript client", find_program("npm"), *words, cwd=self.folder)
-            stamp.write_text(digest, "utf-8")
-        self.bin = self.folder / "node_modules" / ".bin"
+        modules = self.folder / "node_modules"
+        build_once(modules, [self.folder / "package-lock.json"], self._install)
+        self.bin = modules / ".bin"
+
+    def _install(self) -> None:
+        words = ("ci", "--cache", str(CACHE / "npm"), "--no-audit", "--no-fund", "--ignore-scripts")
+        fetch("the packages of the TypeScript client", find_program("npm"), *words, cwd=self.folder)
 
     def npm(self, script: str) -> str:
         """Runs a script of package.json and returns its output."""
@@ -116,8 +128,14 @@ class Node:
     @cached_property
     def built(self) -> Path:
         """Compiles the client with strict types, once, and returns the output folder."""
-        self.npm("build")
-        return self.folder / "dist"
+        built = self.folder / "dist"
+        sources = [
+            self.folder / "package-lock.json",
+            self.folder / "tsconfig.json",
+            *(self.folder / "src").rglob("*.ts"),
+        ]
+        build_once(built, sources, lambda: self.npm("build"))
+        return built
 
     def program(self, code: str) -> str:
         """Compiles a user's program with strict types, runs it and returns its output."""
@@ -222,6 +240,7 @@ class Java:
     """The generated Java and its runner."""
 
     folder = ROOT / "client" / "java"
+    _target = folder / "target"
 
     def __init__(self) -> None:
         self._maven, self._java = find_program("mvn"), find_program("java")
@@ -232,22 +251,18 @@ class Java:
 
         From nothing: Maven keeps state of a build that ended early, and of another commit.
         """
-        made = hashlib.sha256()
-        for root, pattern in ((self.folder, "pom.xml"), (self.folder / "src", "*.java"), (ROOT / "protos", "*.proto")):
-            for file in sorted(root.rglob(pattern)):
-                made.update(file.read_bytes())
-        stamp = self.folder / "target" / ".built"
-        if not stamp.exists() or stamp.read_text("utf-8") != made.hexdigest():
-            shutil.rmtree(self.folder / "target", ignore_errors=True)
-            words = (self._maven, "--batch-mode", "-ntp", f"-Dmaven.repo.local={CACHE / 'm2'}", "package")
-            done = _run_command(words, self.folder, None)
-            if done.returncode and ("Could not transfer" in done.stdout or "Could not resolve" in done.stdout):
-                raise Absent(f"the packages of the Java client cannot be fetched: {done.stdout.strip()[:300]}")
-            compiled = self.folder / "target" / "classes" / "dev" / "memstream" / "conformance" / "Main.class"
-            assert done.returncode == 0, done.stdout[-8000:]
-            assert compiled.exists(), done.stdout[-8000:]
-            stamp.write_text(made.hexdigest(), "utf-8")
+        patterns = ((self.folder, "pom.xml"), (self.folder / "src", "*.java"), (ROOT / "protos", "*.proto"))
+        build_once(self._target, [file for root, name in patterns for file in root.rglob(name)], self._package)
         return Runner("Java", [self._java, "-cp", self._classes, "dev.memstream.conformance.Main"], client=False)
+
+    def _package(self) -> None:
+        shutil.rmtree(self._target, ignore_errors=True)
+        words = (self._maven, "--batch-mode", "-ntp", f"-Dmaven.repo.local={CACHE / 'm2'}", "package")
+        done = _run_command(words, self.folder, None)
+        if done.returncode and ("Could not transfer" in done.stdout or "Could not resolve" in done.stdout):
+            raise Absent(f"the packages of the Java client cannot be fetched: {done.stdout.strip()[:300]}")
+        assert done.returncode == 0, done.stdout[-8000:]
+        assert (self._target / "classes/dev/memstream/conformance/Main.class").exists(), done.stdout[-8000:]
 
     def java(self, program: str) -> str:
         """Runs one source file with the generated code and returns its output."""
@@ -256,5 +271,4 @@ class Java:
 
     @property
     def _classes(self) -> str:
-        target = self.folder / "target"
-        return f"{target / 'classes'}{os.pathsep}{(target / 'classpath').read_text('utf-8').strip()}"
+        return f"{self._target / 'classes'}{os.pathsep}{(self._target / 'classpath').read_text('utf-8').strip()}"
