@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from xdist.workermanage import WorkerController
 
 from tests.server.conftest import check_log
 from tests.toolchains import dbgpt
@@ -41,6 +42,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             alone = item.path.name if item.path.parent == FOLDER else item.path.parent.name
             servers = "servers" if used and item.path.name != SUITE else alone
             item.add_marker(pytest.mark.xdist_group(groups.get(item.path.name, servers)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: WorkerController, ids: list[str]) -> None:
+    """Ends a run whose groups two processes would share: pytest-xdist passes a group at the end of the test's id."""
+    here = [one for one in ids if one.startswith("tests/toolchains/")]
+    lost = [one for one in here if "@" not in one.rpartition("]")[2]]
+    if lost and node.config.getoption("dist") == "loadgroup":
+        pytest.exit(f"pytest-xdist lost the groups of {len(lost)} tests, such as {lost[0]}", returncode=1)
 
 
 @pytest.fixture(scope="session")
