@@ -258,11 +258,11 @@ async def test_an_import_asks_nothing(engine: PartsEngine, llm: FakeOpenAI) -> N
     llm.say(reply("unclear"))
     await suspect(engine)
     await until(no_jobs(engine))
-    lines = b"".join([part.lines async for part in engine.transfers.export(Wanted(*NAME, vectors=False))])
-    intake = engine.transfers.imports.open_upload("")
+    lines = b"".join([part.lines async for part in engine.exporter.export(Wanted(*NAME, vectors=False))])
+    intake = engine.importer.open_upload("")
     try:
         intake.add_lines(lines)
-        operation = await engine.transfers.imports.begin_import(intake, intake.finish(), Target("ns", "copy"), None)
+        operation = await engine.importer.begin_import(intake, intake.finish(), Target("ns", "copy"), None)
     finally:
         intake.close()
     ended = await engine.operations.wait_for_end(operation.id)

@@ -39,7 +39,7 @@ async def engine(tmp_path: Path, clock: SettableClock) -> AsyncIterator[PartsEng
 
 
 async def exported(engine: PartsEngine) -> str:
-    parts = [part.lines async for part in engine.transfers.export(Wanted(*NAME, vectors=False))]
+    parts = [part.lines async for part in engine.exporter.export(Wanted(*NAME, vectors=False))]
     return b"".join(parts).decode()
 
 

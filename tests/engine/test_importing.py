@@ -26,7 +26,7 @@ __all__ = ["hasty"]  # a fixture
 
 def taken(engine: PartsEngine, fragments: int) -> Upload:
     """An import of a memory "joy" that was uploaded completely."""
-    intake = engine.transfers.imports.open_upload("")
+    intake = engine.importer.open_upload("")
     lines = [HEADER, memory(fragments=fragments), *(fragment(number) for number in range(1, fragments + 1))]
     intake.add_lines(b"".join(ended(lines)))
     return intake
@@ -34,7 +34,7 @@ def taken(engine: PartsEngine, fragments: int) -> Upload:
 
 async def begun(engine: PartsEngine, intake: Upload) -> Operation:
     try:
-        return await engine.transfers.imports.begin_import(intake, intake.finish(), Target(NAMESPACE, ""), None)
+        return await engine.importer.begin_import(intake, intake.finish(), Target(NAMESPACE, ""), None)
     finally:
         intake.close()
 

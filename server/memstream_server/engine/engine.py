@@ -45,7 +45,8 @@ from memstream_server.engine.operations.reembed import Reembedding
 from memstream_server.engine.operations.reflect import Reflecting
 from memstream_server.engine.operations.reindex import Reindexing
 from memstream_server.engine.operations.runner import OperationRunner
-from memstream_server.engine.operations.transfer.transfers import Transfers
+from memstream_server.engine.operations.transfer.export_memory import Exporter
+from memstream_server.engine.operations.transfer.import_memory import Importer
 from memstream_server.engine.recall.open_queries import OpenQueries, OpenQuery
 from memstream_server.engine.recall.past import Past
 from memstream_server.engine.recall.recall import Recaller, Shared
@@ -141,7 +142,8 @@ class Engine:
         self.feeds = Feeds(storage, runtime, self.fragments)
         self.past = Past(storage, models, runtime, self._registry)
         self.recall_receipts = RecallReceipts(storage, models, runtime, self._registry, self.past, self._recaller)
-        self.transfers = Transfers(
+        self.exporter = Exporter(storage.journal, storage.conversations, parts.transfers, runtime.clock.now_us)
+        self.importer = Importer(
             storage, models, runtime, self._registry, self.operations, self.memories.remove_memory, parts.transfers
         )
         self.scopes = SeveralMemories(
@@ -177,7 +179,7 @@ class Engine:
         self.feeds.start()
         self._standing_blocks.start()
         self._enforcing_bounds = asyncio.create_task(self._enforce_bounds())
-        await self.transfers.start()
+        await self.importer.cleanup.start()
         if self.ownership.shared:
             self._following_servers = asyncio.create_task(self._follow_servers())
             return
@@ -221,7 +223,7 @@ class Engine:
         await asyncio.gather(*checks, return_exceptions=True)
         await self.operations.stop()
         await self.reembedding.stop()
-        await self.transfers.stop()
+        await self.importer.cleanup.stop()
         await self._retention.stop()
         await self._compaction.stop()
         await self.feeds.stop()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from memstream_server.core.dense import count_fitting
+from memstream_server.engine.errors import StorageIsFull
 
 _DENSE_SHARE = 4
 
@@ -91,3 +93,13 @@ class TransferSettings:
     """The server's version."""
     import_bytes_max: int
     name_bytes_max: int
+
+    def check_free(self) -> None:
+        """Create the directory. Raises StorageIsFull if too little space is free on its disk."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.directory).free
+        if free < self.disk_free_min_bytes:
+            raise StorageIsFull(
+                f"{free} bytes are free on the disk of exports and imports, {self.disk_free_min_bytes} must stay free",
+                retry_after_s=5.0,
+            )

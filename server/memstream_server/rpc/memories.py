@@ -242,7 +242,7 @@ class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQue
         chosen = read_filter(found, request.filter, self._limits, "filter")
         found.check()
         wanted = Wanted(*self._validate_target(request.namespace, request.memory), request.include_vectors, chosen)
-        parts = self._engine.transfers.export(wanted)
+        parts = self._engine.exporter.export(wanted)
         try:
             async for part in parts:
                 yield pb.ExportMemoriesResponse(lines=part.lines, done=part.done, total=part.total)
@@ -279,8 +279,8 @@ class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQue
     async def _take_upload(
         self, opening: pb.ImportOpen, requests: AsyncIterator[pb.ImportMemoriesRequest]
     ) -> pb.ImportMemoriesResponse:
-        imports = self._engine.transfers.imports
-        intake = await open_in_thread(lambda: imports.open_upload(opening.memory))
+        importer = self._engine.importer
+        intake = await open_in_thread(lambda: importer.open_upload(opening.memory))
         try:
             async for request in requests:
                 if request.WhichOneof("message") != "lines":
@@ -294,10 +294,10 @@ class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQue
     async def _begin_import(
         self, opening: pb.ImportOpen, intake: Upload, summary: Summary
     ) -> pb.ImportMemoriesResponse:
-        imports = self._engine.transfers.imports
+        importer = self._engine.importer
         target = Target(opening.namespace, opening.memory)
         if opening.validate_only:
-            await imports.check_target(intake, summary, target)
+            await importer.check_target(intake, summary, target)
             return _import_response(_validated_operation(opening, summary))
         call = _idempotent_import(opening, summary)
         while call is not None and (first := await call.first_answer(self._engine)) is not None:
@@ -309,9 +309,9 @@ class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQue
             call = replace(call, key=f"{call.key}\n{again.id}")
 
         async def begin() -> pb.ImportMemoriesResponse:
-            await imports.check_target(intake, summary, target)
+            await importer.check_target(intake, summary, target)
             answer = None if call is None else lambda operation: call.make_answer(_import_response(operation))
-            return _import_response(await imports.begin_import(intake, summary, target, answer))
+            return _import_response(await importer.begin_import(intake, summary, target, answer))
 
         return await respond_once(call, self._engine, begin)
 

@@ -23,7 +23,7 @@ from memstream_server.core.retention import is_expired
 from memstream_server.core.values import Fragment, Structured, Tier
 from memstream_server.engine.errors import NOT_READ, JournalUnavailable, MemoryDeleted, MemoryNotFound, StorageIsFull
 from memstream_server.engine.operations.transfer import lines
-from memstream_server.engine.operations.transfer.disk_space import Disk
+from memstream_server.engine.settings import TransferSettings
 from memstream_server.ports.blocks import Block
 from memstream_server.ports.conversation_records import SessionStore, StateDocument, StateName, StateScope
 from memstream_server.ports.conversations import (
@@ -74,15 +74,14 @@ class _Abandoned(Exception):
 
 
 class Exporter:
-    """The exports of a process; `server` is its version."""
+    """The exports of a process."""
 
     def __init__(
-        self, journal: Journal, conversations: SessionStore, disk: Disk, server: str, now_us: Callable[[], int]
+        self, journal: Journal, conversations: SessionStore, settings: TransferSettings, now_us: Callable[[], int]
     ) -> None:
         self._journal = journal
         self._conversations = conversations
-        self._disk = disk
-        self._server = server
+        self._settings = settings
         self._now_us = now_us
         # One spool at a time: it occupies one of the journal's few readers.
         self._reading = asyncio.Semaphore(1)
@@ -102,7 +101,7 @@ class Exporter:
             lines.Header(
                 format="memstream-export",
                 version=1,
-                server=self._server,
+                server=self._settings.server,
                 time_us=self._now_us(),
                 vectors=wanted.vectors,
             )
@@ -166,7 +165,7 @@ class Exporter:
                 goal[:] = goal or [scan.next_position]
                 if scan.first_pending is not None and scan.first_pending < goal[0]:
                     return False
-                count = _write_fragments(scan, wanted, self._now_us(), file, given, self._disk)
+                count = _write_fragments(scan, wanted, self._now_us(), file, given, self._settings)
                 blocks[:] = [len(_list_blocks(scan, wanted))]
                 head[:] = [lines.encode_line(_memory_line(scan, count, blocks[0]))]
                 return True
@@ -186,15 +185,15 @@ class Exporter:
         async with self._open_spool() as (file, given):
             async with self._reading:
                 counts = await self._conversations.scan_conversation(
-                    named, lambda scan: _write_conversation(named, scan, file, given, self._disk)
+                    named, lambda scan: _write_conversation(named, scan, file, given, self._settings)
                 )
             yield file, counts
 
     @contextlib.asynccontextmanager
     async def _open_spool(self) -> AsyncGenerator[tuple[IO[bytes], threading.Event], None]:
-        await asyncio.to_thread(self._disk.check_free)
+        await asyncio.to_thread(self._settings.check_free)
         given = threading.Event()
-        with tempfile.TemporaryFile(dir=self._disk.directory) as file:
+        with tempfile.TemporaryFile(dir=self._settings.directory) as file:
             try:
                 yield file, given
             finally:
@@ -285,10 +284,10 @@ async def _read_part(file: IO[bytes]) -> bytes:
 
 
 class _Writer:
-    def __init__(self, file: IO[bytes], given: threading.Event, disk: Disk) -> None:
+    def __init__(self, file: IO[bytes], given: threading.Event, settings: TransferSettings) -> None:
         file.seek(0)
         file.truncate()  # a scan may be repeated
-        self._file, self._given, self._disk = file, given, disk
+        self._file, self._given, self._settings = file, given, settings
         self._count = 0
 
     def write_line(self, line: lines.Line) -> None:
@@ -296,7 +295,7 @@ class _Writer:
         if self._count % CHECK_LINES == 0:
             if self._given.is_set():
                 raise _Abandoned
-            self._disk.check_free()
+            self._settings.check_free()
         try:
             self._file.write(lines.encode_line(line))
         except OSError as error:
@@ -310,12 +309,12 @@ class _Writer:
 
 
 def _write_fragments(
-    scan: MemoryScan, wanted: Wanted, now_us: int, file: IO[bytes], given: threading.Event, disk: Disk
+    scan: MemoryScan, wanted: Wanted, now_us: int, file: IO[bytes], given: threading.Event, settings: TransferSettings
 ) -> int:
     """Write a line for each chosen fragment that has not expired, and for each block; returns the number of
     fragments.
     """
-    writer, count = _Writer(file, given, disk), 0
+    writer, count = _Writer(file, given, settings), 0
     retention, chosen = scan.record.policy.retention, wanted.chosen
     matches = make_test(chosen)
     kept = None if chosen == EVERYTHING else {one.id for page in scan.pages() for one, _ in page if matches(one)}
@@ -433,9 +432,9 @@ def _message_line(message: Message) -> lines.MessageLine:
 
 
 def _write_conversation(
-    named: ConversationName, scan: ConversationScan, file: IO[bytes], given: threading.Event, disk: Disk
+    named: ConversationName, scan: ConversationScan, file: IO[bytes], given: threading.Event, settings: TransferSettings
 ) -> tuple[int, int]:
-    writer = _Writer(file, given, disk)
+    writer = _Writer(file, given, settings)
     writer.write_line(
         lines.ConversationLine(
             namespace=named.namespace,

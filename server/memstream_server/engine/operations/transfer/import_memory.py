@@ -39,7 +39,6 @@ from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.enrich import enhances_short_term
 from memstream_server.engine.operations.runner import OperationRunner, Progress
 from memstream_server.engine.operations.transfer.check_lines import ImportTerms, Summary
-from memstream_server.engine.operations.transfer.disk_space import Disk
 from memstream_server.engine.operations.transfer.export_memory import fragment_line
 from memstream_server.engine.operations.transfer.lines import (
     BlockLine,
@@ -53,12 +52,20 @@ from memstream_server.engine.operations.transfer.lines import (
     policy_of,
 )
 from memstream_server.engine.operations.transfer.place_fragments import enrich_lines, fragment_of, transition_of
-from memstream_server.engine.operations.transfer.read_lines import Reader, block_of, lines_from, message_of, plan_of
-from memstream_server.engine.operations.transfer.upload import SUFFIX, Upload, invalid_field
+from memstream_server.engine.operations.transfer.upload import (
+    SUFFIX,
+    Reader,
+    Upload,
+    block_of,
+    invalid_field,
+    lines_from,
+    message_of,
+    plan_of,
+)
 from memstream_server.engine.quotas import check_bytes
 from memstream_server.engine.runtime.call_context import PRINCIPAL, complete
 from memstream_server.engine.runtime.clock import encode_ulid
-from memstream_server.ports.conversation_records import SessionStore, StateName, StateScope
+from memstream_server.ports.conversation_records import StateName, StateScope
 from memstream_server.ports.conversations import ConversationName, ConversationScan, Details, Message, NotThere, Status
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError
 from memstream_server.ports.journal.reading import MemoryScan
@@ -71,8 +78,7 @@ if TYPE_CHECKING:
     from memstream_server.engine.operations.runner import AnswerOf
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.runtime.registry import Registry
-    from memstream_server.ports.conversations import ConversationStore
-    from memstream_server.ports.journal.port import Journal
+    from memstream_server.engine.settings import TransferSettings
 
 
 log = structlog.get_logger(__name__)
@@ -118,25 +124,19 @@ class Importer:
         models: EngineModels,
         runtime: Runtime,
         registry: Registry,
-        conversations: SessionStore,
         runner: OperationRunner,
-        disk: Disk,
         delete: Callable[[MemoryRecord], Awaitable[None]],
-        *,
-        bytes_max: int,
-        name_bytes_max: int,
+        settings: TransferSettings,
     ) -> None:
         self._storage = storage
         self._models = models
         self._runtime = runtime
         self._journal = storage.journal
         self._registry = registry
-        self._conversations = conversations
+        self._conversations = storage.conversations
         self._runner = runner
-        self._disk = disk
-        self._bytes_max = bytes_max
-        self._name_bytes_max = name_bytes_max
-        self.cleanup = ImportCleanup(storage.journal, conversations, runner, disk, delete)
+        self._settings = settings
+        self.cleanup = ImportCleanup(storage, runner, settings, delete)
         runner.register_type("import", "fragments", self._run_import, stays=True)
 
     # ---- called by the rpcs
@@ -144,8 +144,9 @@ class Importer:
         """Receives the lines of an import. Blocking. Raises StorageIsFull."""
         embedding = self._models.embedding_model
         most = self._runtime.limits.memory_blocks_max
-        terms = ImportTerms(embedding.dimension, embedding.name, self._name_bytes_max, self._has_stemmer, rename, most)
-        return Upload(self._disk, terms, self._bytes_max)
+        names_max = self._settings.name_bytes_max
+        terms = ImportTerms(embedding.dimension, embedding.name, names_max, self._has_stemmer, rename, most)
+        return Upload(self._settings, terms)
 
     def _has_stemmer(self, language: str) -> bool:
         try:
@@ -189,7 +190,7 @@ class Importer:
         said = json.loads(operation.payload)
         job = _Job(
             operation.id,
-            self._disk.directory / said["file"],
+            self._settings.directory / said["file"],
             Target(said["namespace"], said["memory"]),
             said["renamed"],
             said["fragments"],
@@ -534,24 +535,24 @@ class ImportCleanup:
 
     def __init__(
         self,
-        journal: Journal,
-        conversations: ConversationStore,
+        storage: Storage,
         runner: OperationRunner,
-        disk: Disk,
+        settings: TransferSettings,
         delete: Callable[[MemoryRecord], Awaitable[None]],
     ) -> None:
-        self._journal = journal
-        self._conversations = conversations
+        self._journal = storage.journal
+        self._operations = storage.operations
+        self._conversations = storage.conversations
         self._runner = runner
-        self._disk = disk
+        self._directory = settings.directory
         self._delete = delete
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self, unfinished: Callable[[], Awaitable[list[Operation]]]) -> None:
+    async def start(self) -> None:
         """Remove what ended imports have left, and later what the unfinished ones leave."""
         # In this order: another server may start an import at any time, and writes its operation first.
         memories, names = await self._staged_memories(), await self._conversations.list_names("", "", 1_000_000)
-        going_on = {one.id: one for one in await unfinished() if one.type == "import"}
+        going_on = {one.id: one for one in await self._operations.list_unfinished() if one.type == "import"}
         for record in memories:
             if record.name.partition(".")[0] not in going_on:
                 await self._delete(record)
@@ -588,7 +589,7 @@ class ImportCleanup:
                 return
 
     async def _remove_leftovers(self, operation: Operation) -> None:
-        path = self._disk.directory / json.loads(operation.payload)["file"]
+        path = self._directory / json.loads(operation.payload)["file"]
         await asyncio.to_thread(path.unlink, missing_ok=True)
         for record in await self._staged_memories():
             if record.name.startswith(f"{operation.id}."):
@@ -601,6 +602,6 @@ class ImportCleanup:
         return await self._journal.list_memories("", "", 1_000_000)
 
     def _remove_files(self, kept: set[str]) -> None:
-        for path in self._disk.directory.glob(f"*{SUFFIX}"):
+        for path in self._directory.glob(f"*{SUFFIX}"):
             if path.name not in kept:
                 path.unlink(missing_ok=True)
