@@ -230,21 +230,20 @@ class RecallStream:
         task.add_done_callback(lambda done: self._on_query_done(query_id, done))
 
     def _prepare_query(self, message: pb.RecallQuery) -> Callable[[], Awaitable[None]]:
-        query = self._read_query(message)
-        return partial(self._follow_changes if message.subscribe else self._answer_once, message, query)
-
-    def _read_query(self, message: pb.RecallQuery) -> Query | ScopedCall:
         opening, limits = self._opening, self._limits
+        answer = self._follow_changes if message.subscribe else self._answer_once
         if not message.scopes and opening.memory:
             if message.count_words:
                 raise invalid_field("query.count_words", "is for RecallOnce")
-            return read_query(message, opening.namespace, opening.session, limits, self._engine.dimension)
+            query = read_query(message, opening.namespace, opening.session, limits, self._engine.dimension)
+            return partial(answer, message, query)
         found = Violations()
         check_unnamed(found, opening.namespace, opening.memory, "open.")
         if not message.scopes:
             found.add("query.scopes", "is required: the stream names no memory")
         found.check()
-        return ScopedCall(self._engine, self._forwarding, limits, message, opening.session, self._context)
+        scoped = ScopedCall(self._engine, self._forwarding, limits, message, opening.session, self._context)
+        return partial(answer, message, scoped)
 
     def _check_new_query(self, query_id: str) -> EngineError | None:
         """The reason why a query with this id cannot start."""

@@ -168,8 +168,8 @@ class Masks:
     allowed: Mask
     outdated: Mask | None
     """Passes the filter, but is not current; None if there are none, or if the query asks for no near misses."""
-    superseded: Mask | None
-    """Passes the filter, but is superseded; None if there are none, or if superseded ones are returned too."""
+    lending: Superseded | None
+    """Passes the filter and lends its match; None if nothing is superseded, or if superseded ones are returned too."""
 
 
 def find_masks(working: WorkingSet, query: Query, now_us: int, tested: TestedConditions | None = None) -> Masks:
@@ -183,26 +183,21 @@ def find_masks(working: WorkingSet, query: Query, now_us: int, tested: TestedCon
     return Masks(
         passed & current,
         passed & ~current if query.near_misses else None,
-        None if superseded is None else passed & superseded,
+        None if superseded is None else Superseded(passed & superseded, working.links.newer),
     )
-
-
-def superseded_of(working: WorkingSet, masks: Masks) -> Superseded | None:
-    """The superseded fragments that lend their match."""
-    return None if masks.superseded is None else Superseded(masks.superseded, working.links.newer)
 
 
 def add_lenders(working: WorkingSet, masks: Masks, question: RankingQuery, legs: Legs, ids: Sequence[str]) -> Slots:
     """Slots whose vectors lending needs in a memory beyond RAM: superseded fragments that may lend, by their words or
     because they are among the index's `ids`, and the fragments that they lend to.
     """
-    superseded, columns = superseded_of(working, masks), working.columns
-    if superseded is None:
+    lending, columns = masks.lending, working.columns
+    if lending is None:
         return np.empty(0, np.int64)
     near = columns.slots(ids)
-    near = near[superseded.mask[near]]
-    lenders = candidates(legs.alone.shares, legs.around.shares, near, superseded.mask, question.per_leg)
-    return np.concatenate(find_borrowers(columns, lenders, superseded, masks.allowed))
+    near = near[lending.mask[near]]
+    lenders = candidates(legs.alone.shares, legs.around.shares, near, lending.mask, question.per_leg)
+    return np.concatenate(find_borrowers(columns, lenders, lending, masks.allowed))
 
 
 def _filter_mask(working: WorkingSet, chosen: Filter, now_us: int, tested: TestedConditions | None) -> Mask:
@@ -328,9 +323,9 @@ def rank_memory(
     tested: see find_masks.
     """
     masks = find_masks(working, query, now_us, tested)
-    allowed, superseded = masks.allowed, superseded_of(working, masks)
-    if masks.outdated is not None or superseded is not None:
-        question = replace(question, outdated=masks.outdated, superseded=superseded)
+    allowed = masks.allowed
+    if masks.outdated is not None or masks.lending is not None:
+        question = replace(question, outdated=masks.outdated, superseded=masks.lending)
     policy, columns = working.record.policy, working.columns
     if working.record.kind in (MemoryKind.SENSORY, MemoryKind.SHORT_TERM):
         return (yield from _rank_whole(working, query, question, allowed, cosines))

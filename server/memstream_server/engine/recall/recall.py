@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 from msgspec import structs
 
@@ -253,19 +252,17 @@ class Recaller:
         if (known := shared.vectors.get(space.name)) is not None:
             return known, ""
         try:
-            shared.vectors[space.name] = (await self._embed_text(space, query.text, namespace))[0]
-            return shared.vectors[space.name], ""
+            embedding = space.embedder.embed([query.text], namespace)
+            if space.model.instant:
+                rows = await embedding
+            else:
+                async with asyncio.timeout(self._runtime.limits.embed_deadline_s):
+                    rows = await embedding
+            shared.vectors[space.name] = rows[0]
+            return rows[0], ""
         except (ModelError, TimeoutError) as error:
             text = error.summary if isinstance(error, ModelError) else "no answer in time"
             return None, f"no query vector, lexical legs only: {text}"
-
-    async def _embed_text(self, space: Embedding, text: str, namespace: str) -> npt.NDArray[np.float32]:
-        """(1, dimension)."""
-        embedding = space.embedder.embed([text], namespace)
-        if space.model.instant:
-            return await embedding
-        async with asyncio.timeout(self._runtime.limits.embed_deadline_s):
-            return await embedding
 
     async def _search_memory(
         self, working: WorkingSet, query: Query, vector: Vector | None, shared: Shared, watch: _Stopwatch
@@ -360,17 +357,16 @@ class Recaller:
         policy = working.record.policy
         if not query.interpret_time or policy.recall.ranking is RankingRule.DBGPT:
             return ()
-        times = shared.times.get((policy.language, now_us))
-        if times is None:
-            times = shared.times[policy.language, now_us] = self._find_times_in(query, policy.language, now_us)
+        language, key = policy.language, (policy.language, now_us)
+        if (times := shared.times.get(key)) is None:
+            if language != AUTO_LANGUAGE:
+                times = find_times(query.text, language, now_us, query.zone)
+            elif has_time_words(query.text):
+                times = find_times(query.text, self._models.analyzer.language_of(query.text), now_us, query.zone)
+            else:
+                times = ()
+            shared.times[key] = times
         return times
-
-    def _find_times_in(self, query: Query, language: str, now_us: int) -> tuple[TimePhrase, ...]:
-        if language == AUTO_LANGUAGE:
-            if not has_time_words(query.text):
-                return ()
-            language = self._models.analyzer.language_of(query.text)
-        return find_times(query.text, language, now_us, query.zone)
 
     def _build_question(
         self,
@@ -438,12 +434,9 @@ class Recaller:
         return f"new fragments have the default importance, the scorer fails: {error}" if error else ""
 
     async def _read_ranked(self, working: WorkingSet, found: Found) -> dict[str, Fragment]:
-        """The ranked fragments by id, without those that have left the memory."""
+        """The ranked fragments by id, held, cached or from the journal; without those that have left the memory."""
         held = {one.fragment.id: one.fragment for one in (*working.state.sensory, *working.state.short_term)}
-        return held | await self._read_fragments(working, [id_ for id_ in found.ids if id_ not in held])
-
-    async def _read_fragments(self, working: WorkingSet, ids: Sequence[str]) -> dict[str, Fragment]:
-        """The fragments of these ids that are not forgotten, from the cache or the journal."""
+        ids = [id_ for id_ in found.ids if id_ not in held]
         known = working.fragment_cache.get_many(ids)
         missing = [id_ for id_ in ids if id_ not in known]
         if missing:
@@ -451,7 +444,7 @@ class Recaller:
             read = await working.read_fragments(self._storage.journal, missing)
             working.fragment_cache.put_read(read, left)
             known |= {fragment.id: fragment for fragment in read}
-        return {id_: fragment for id_, fragment in known.items() if fragment.forget_time_us is None}
+        return held | {id_: fragment for id_, fragment in known.items() if fragment.forget_time_us is None}
 
 
 async def wait_until_visible(actor: Actor, query: Query) -> None:
