@@ -32,7 +32,7 @@ COMMENTED = """\
 
     "b": {}, // and this
   },
-  "mcpServers": {"c": {"command": "y"}}, "hooks": { "Stop": [ {"hooks": []}, ] },
+  "mcpServers": {"c": {"command": "y"}}, "mcp": {"d": {}}, "hooks": { "Stop": [ {"hooks": []}, ] },
   "inputs": [] // last
 }
 """
@@ -52,13 +52,21 @@ TOML = {
     "no newline": 'model = "o3"',
     "CRLF": 'model = "o3"\r\n[features]\r\nweb = true\r\n',
 }
+EVENTS = {
+    "claude-code": {"session-start": "SessionStart", "prompt": "UserPromptSubmit", "stop": "Stop"},
+    "cursor": {"session-start": "sessionStart", "prompt": "beforeSubmitPrompt", "stop": "afterAgentResponse"},
+    "gemini-cli": {"session-start": "SessionStart", "prompt": "BeforeAgent", "stop": "AfterAgent"},
+    "opencode": {},
+}
+"""Each host's name of an event, as it documents it; Codex and VS Code have those of Claude Code."""
 CASES = [(host, name) for host in HOSTS for name in (TOML if host == "codex" else TEXTS)]
 
 
 @pytest.fixture(autouse=True)
 def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("CODEX_HOME", raising=False)
+    for name in ("CODEX_HOME", "GEMINI_CLI_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def connection(host: str, scope: Scope | None = None) -> Connection:
@@ -123,14 +131,13 @@ def test_hosts_find_what_they_document(tmp_path: Path) -> None:
         prepared(what, root, TOML["tables"] if host == "codex" else TEXTS["commented"])
         connect(what, root)
         tools, *hooks = [read(file) for file in files_of(what, root)]
-        servers = tools[{"codex": "mcp_servers", "vscode": "servers"}.get(host, "mcpServers")]
+        servers = tools[{"codex": "mcp_servers", "vscode": "servers", "opencode": "mcp"}.get(host, "mcpServers")]
         entry = servers["memstream"]
-        assert [entry["command"], *entry["args"]] == what.tool_words()
+        words = entry["command"] if host == "opencode" else [entry["command"], *entry["args"]]
+        assert words == what.tool_words()
         assert len(servers) >= 2, "the others stay"
         told = (hooks[0] if hooks else tools)["hooks"]
-        for name, ours in {
-            "cursor": {"sessionStart": "session-start", "beforeSubmitPrompt": "prompt", "afterAgentResponse": "stop"}
-        }.get(host, {"SessionStart": "session-start", "UserPromptSubmit": "prompt", "Stop": "stop"}).items():
+        for ours, name in EVENTS.get(host, EVENTS["claude-code"]).items():
             found = told[name][-1]
             command = found["command"] if host in ("cursor", "vscode") else found["hooks"][0]["command"]
             words = shlex.split(command)
@@ -164,6 +171,33 @@ def test_later_changes_of_others_stay(tmp_path: Path) -> None:
     assert "code/other" in tools.read_text()
 
 
+def test_hooks_that_somebody_changed_stay_and_are_named(tmp_path: Path) -> None:
+    what = connection("gemini-cli")
+    (file,) = prepared(what, tmp_path, "{}\n")
+    connect(what, tmp_path)
+    changed = file.read_text().replace("hook prompt", "hook prompt --within 2")
+    file.write_text(changed)
+    assert disconnect(what, tmp_path) == ("hooks.BeforeAgent",)
+    assert list(jsonc.parse(file.read_text()).value["hooks"]) == ["BeforeAgent"]
+    assert "--within 2" in file.read_text()
+
+
+def test_opencode_has_no_reason_to_change_its_file(tmp_path: Path) -> None:
+    """It adds `$schema` to a file without it, which then could not be removed as it was."""
+    what = connection("opencode")
+    (file,) = prepared(what, tmp_path, None)
+    connect(what, tmp_path)
+    assert read(file)["$schema"] == "https://opencode.ai/config.json"
+    disconnect(what, tmp_path)
+    assert not file.exists()
+    file.parent.mkdir(parents=True)
+    file.write_text('{"$schema": "./mine.json"}')
+    connect(what, tmp_path)
+    assert read(file)["$schema"] == "./mine.json"
+    disconnect(what, tmp_path)
+    assert file.read_text() == '{"$schema": "./mine.json"}'
+
+
 def test_removal_without_a_record_knows_its_command(tmp_path: Path) -> None:
     for host in HOSTS:
         root = tmp_path / host
@@ -177,7 +211,8 @@ def test_removal_without_a_record_knows_its_command(tmp_path: Path) -> None:
         disconnect(replace(what, memory="another/memory"), root)
         for file, was in zip(files, before, strict=True):
             found = read(file)
-            assert {**found, "hooks": None, "version": None} == {**was, "hooks": None, "version": None}
+            unknown = dict.fromkeys(("hooks", "version", "$schema"))
+            assert {**found, **unknown} == {**was, **unknown}
             assert "memstream" not in file.read_text()
 
 
@@ -293,12 +328,11 @@ def test_insertions_can_be_undone_in_any_text(value: dict[str, Any], indent: Any
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_the_page_names_what_is_tested_and_written(name: str, tmp_path: Path) -> None:
-    transcript, shown = (
-        load(name),
-        {"claude-code": "Claude Code", "codex": "Codex", "cursor": "Cursor", "vscode": "VS Code"},
-    )
+    transcript = load(name)
+    names = {"claude-code": "Claude Code", "cursor": "Cursor", "vscode": "VS Code", "codex": "Codex"}
+    names |= {"opencode": "OpenCode", "gemini-cli": "Gemini CLI"}
     page = (ROOT / "docs/connect.md").read_text("utf-8")
-    (row,) = re.findall(rf"^\| {shown[name]} \| (\S+) \| (it runs|transcript) \| (\d+) \| \d+ \|$", page, re.M)
+    (row,) = re.findall(rf"^\| {names[name]} \| (\S+) \| (it runs|transcript) \| (\d+) \| \d+ \|$", page, re.M)
     changes = plan_connection(connection(name), tmp_path / "home", tmp_path / "project")
     lines = [line for change in changes for line in change.diff() if line.startswith("+") and line[:3] != "+++"]
     how = "it runs" if transcript.source.startswith("recorded") else "transcript"

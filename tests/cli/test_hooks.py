@@ -132,12 +132,12 @@ async def stored(host: Host, count: int) -> list[tuple[str, str, str]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["claude-code", "codex", "vscode", "cursor"])
+@pytest.mark.parametrize("name", ["claude-code", "codex", "vscode", "cursor", "gemini-cli"])
 async def test_turns_are_observed_and_later_sessions_know_them(
     name: str, server: ServerProcess, tmp_path: Path
 ) -> None:
     with hosting(name, server.address, tmp_path) as host:
-        reply = "text" if name == "cursor" else "last_assistant_message"
+        reply = {"cursor": "text", "gemini-cli": "prompt_response"}.get(name, "last_assistant_message")
         # No helper runs yet: it gets the events with its start.
         assert host.hook("prompt", host.said("monday", prompt="We deploy on Tuesdays")) == {}
         wait_until(lambda: bool(list(host.runtime.glob("memstream/*.sock"))))

@@ -1,7 +1,7 @@
-"""A scripted model for coding agents: the streaming APIs of Anthropic (Messages) and OpenAI (Responses).
+"""A scripted model for coding agents: the streaming APIs of Anthropic (Messages), OpenAI (Responses) and Gemini.
 
     async with HostModel(answer) as model:
-        ...  # a host with ANTHROPIC_BASE_URL=model.address, or a provider of OpenAI's kind at model.address/v1
+        ...  # a host with ANTHROPIC_BASE_URL or GOOGLE_GEMINI_BASE_URL, or a provider of OpenAI's kind at ADDRESS/v1
 
 `answer` decides each reply from the request: a text, or calls of the tools that the host offers. Requests without tools
 (titles of sessions, probes) get a word.
@@ -54,7 +54,11 @@ class HostModel(LocalHttp):
         self._count = 0
 
     def routes(self) -> Mapping[str, Handler]:
-        return {"/v1/messages": self._messages, "/v1/responses": self._responses}
+        return {
+            "/v1/messages": self._messages,
+            "/v1/responses": self._responses,
+            "/v1beta/models/{call}": self._contents,
+        }
 
     def _decide(self, body: JSON, asked: Asked) -> list[tuple[str, str, JSON]]:
         """(id, tool, arguments) of each call; a text is (id, "", {"text": ...})."""
@@ -98,6 +102,24 @@ class HostModel(LocalHttp):
         )
         return await _stream(request, _list_response_events(body, self._decide(body, asked)))
 
+    async def _contents(self, request: web.Request) -> web.StreamResponse:
+        body: JSON = await request.json()
+        parts = [one for content in body["contents"] for one in _list_gemini_items(content)]
+        asked = _describe(
+            [(one.get("role") == "user", one) for one in parts],
+            body,
+            [one["name"] for tool in body.get("tools", ()) for one in tool["functionDeclarations"]],
+            "functionResponse",
+            "response",
+        )
+        said = [_gemini_part(one) for one in self._decide(body, asked)]
+        candidate = {"content": {"role": "model", "parts": said}, "finishReason": "STOP", "index": 0}
+        usage = {"promptTokenCount": 1, "candidatesTokenCount": 1, "totalTokenCount": 2}
+        whole = {"candidates": [candidate], "usageMetadata": usage}
+        if request.match_info["call"].endswith(":streamGenerateContent"):
+            return await _stream(request, iter([whole]))
+        return web.json_response(whole)
+
 
 def _describe(parts: list[tuple[bool, JSON]], body: JSON, tools: Sequence[str], kind: str, field: str) -> Asked:
     last = max((place for place, (ours, _) in enumerate(parts) if ours), default=0)
@@ -122,6 +144,19 @@ def _list_tools(tools: Sequence[JSON]) -> Iterator[str]:
 def _block(said: tuple[str, str, JSON]) -> JSON:
     id, tool, given = said
     return {"type": "tool_use", "id": id, "name": tool, "input": given} if tool else {"type": "text", **given}
+
+
+def _list_gemini_items(content: JSON) -> Iterator[JSON]:
+    """A content as one item, but for answers of functions, each of which is one."""
+    answers = [part["functionResponse"] for part in content["parts"] if "functionResponse" in part]
+    yield from ({"type": "functionResponse", **one} for one in answers)
+    if not answers:
+        yield content
+
+
+def _gemini_part(said: tuple[str, str, JSON]) -> JSON:
+    id, tool, given = said
+    return {"functionCall": {"id": id, "name": tool, "args": given}} if tool else given
 
 
 def _message(body: JSON, content: list[JSON], said: list[tuple[str, str, JSON]]) -> JSON:
@@ -180,6 +215,7 @@ async def _stream(request: web.Request, events: Iterator[JSON]) -> web.StreamRes
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await response.prepare(request)
     for event in events:
-        await response.write(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
+        name = f"event: {event['type']}\n" if "type" in event else ""
+        await response.write(f"{name}data: {json.dumps(event)}\n\n".encode())
     await response.write_eof()
     return response

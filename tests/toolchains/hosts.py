@@ -1,4 +1,4 @@
-"""Agent hosts that run here: Claude Code and Codex from npm, with a scripted model in place of their own.
+"""Agent hosts that run here: programs from npm, with a scripted model in place of their own.
 
 A host has a home and a project of its own. It sends nothing to a network: its switches against telemetry and updates
 are set, and its model is at a local address.
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from memstream.hooks import EVENTS
-from memstream.hosts import HOOK_TIMEOUT_S
+from memstream.hosts import HOOK_TIMEOUT_S, TOOLS_TIMEOUT_S
 from tests.toolchains.languages import fetch, find_program
 from tests.toolchains.programs import CACHE, Absent, alone
 
@@ -29,14 +29,25 @@ FOLDER = Path(__file__).with_name("with_hosts")
 PROGRAMS = {
     "claude-code": "@anthropic-ai/claude-code-*/claude",
     "codex": "@openai/codex-*/vendor/*/bin/codex",
+    "opencode": "opencode-*-*/bin/opencode",
+    "gemini-cli": "@google/gemini-cli/bundle/gemini.js",
 }
-PACKAGES = {"claude-code": "@anthropic-ai/claude-code", "codex": "@openai/codex"}
+PACKAGES = {
+    "claude-code": "@anthropic-ai/claude-code",
+    "codex": "@openai/codex",
+    "opencode": "opencode-ai",
+    "gemini-cli": "@google/gemini-cli",
+}
 TURN_S = 400
 QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "DISABLE_AUTOUPDATER": "1",
     "DISABLE_ERROR_REPORTING": "1",
     "DISABLE_TELEMETRY": "1",
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    "npm_config_offline": "true",  # OpenCode installs the package for plugins
 }
 START_MS = 240_000
 """That a host waits for its tools: a busy machine takes long to start them."""
@@ -60,7 +71,8 @@ def find_host(name: str) -> Path:
             words = ("install", "--no-audit", "--no-fund", "--ignore-scripts", "--cache", str(CACHE / "npm"))
             fetch("the hosts", find_program("npm"), *words, cwd=made)
             stamp.write_text(asked, "utf-8")
-    found = next((made / "node_modules").glob(PROGRAMS[name]), None)
+    # The last one of OpenCode's needs no new processor.
+    found = max((made / "node_modules").glob(PROGRAMS[name]), default=None)
     if found is None:
         raise Absent(f"{PACKAGES[name]} has no program for this system")
     return found
@@ -79,13 +91,17 @@ class Host:
     def project(self) -> Path:
         return self.home / "app"
 
+    @property
+    def has_hooks(self) -> bool:
+        return self.name != "opencode"
+
     def variables(self, model: str = "") -> dict[str, str]:
         """The environment of its processes: nothing of this one but where programs are."""
         kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
         own = {"HOME": str(self.home), "XDG_RUNTIME_DIR": str(self.home / "run")}
         own |= {"MCP_TIMEOUT": str(START_MS), "MCP_CONNECT_TIMEOUT_MS": str(START_MS)}
-        keys = {"ANTHROPIC_BASE_URL": model, "ANTHROPIC_API_KEY": "none", "MODEL_KEY": "none"}
-        return kept | own | QUIET | keys
+        keys = {"ANTHROPIC_API_KEY": "none", "GEMINI_API_KEY": "none", "MODEL_KEY": "none"}
+        return kept | own | QUIET | keys | {"ANTHROPIC_BASE_URL": model, "GOOGLE_GEMINI_BASE_URL": model}
 
     def connect(self, *options: str) -> str:
         """Runs `memstream connect` and returns what it shows."""
@@ -102,38 +118,66 @@ class Host:
         return done.stdout
 
     def use_model(self, model: str) -> None:
-        """Writes the configuration that a person has: Codex takes its model from there."""
+        """Writes the configuration that a person has, with the model where the host takes it from there."""
         if self.name == "codex":
-            file = self.home / ".codex" / "config.toml"
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(
+            written = (
                 'model = "scripted"\nmodel_provider = "local"\ncheck_for_update_on_startup = false\n'
                 "mcp_optional_startup_grace_ms = 0\n"  # its first turn waits for the tools
                 f'[analytics]\nenabled = false\n[model_providers.local]\nname = "local"\nbase_url = "{model}/v1"\n'
                 'env_key = "MODEL_KEY"\nwire_api = "responses"\n'
             )
+        elif self.name == "opencode":
+            own = {"options": {"baseURL": f"{model}/v1"}, "models": {"scripted": {}}}
+            chosen = dict.fromkeys(("model", "small_model"), "anthropic/scripted")
+            written = json.dumps({**chosen, "share": "disabled", "provider": {"anthropic": own}}, indent=2)
+        elif self.name == "gemini-cli":
+            login = {"security": {"auth": {"selectedType": "gemini-api-key"}}}
+            quiet = {"general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False}}
+            written = json.dumps({**login, **quiet, "privacy": {"usageStatisticsEnabled": False}}, indent=2)
+        else:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(written, "utf-8")
 
-    def give_hooks_time(self) -> None:
-        """Raises the time that the host gives to each hook of `connect`: a busy machine starts a process late."""
-        for file in (self.home / ".claude" / "settings.json", self.home / ".codex" / "config.toml"):
-            if file.exists():
-                written = file.read_text("utf-8")
-                given, count = re.subn(rf'(timeout"?\s*[:=] ){HOOK_TIMEOUT_S}\b', rf"\g<1>{TURN_S}", written)
-                assert count == len(EVENTS), written
-                file.write_text(given, "utf-8")
+    @property
+    def _file(self) -> Path:
+        """What `connect` changes, of the user: for Claude Code its hooks."""
+        files = {
+            "claude-code": ".claude/settings.json",
+            "codex": ".codex/config.toml",
+            "gemini-cli": ".gemini/settings.json",
+            "opencode": ".config/opencode/opencode.json",
+        }
+        return self.home / files[self.name]
+
+    def give_time(self) -> None:
+        """Raises the time that `connect` lets the host give: a busy machine starts a process late."""
+        second = 1 if self.name in ("claude-code", "codex") else 1_000
+        given_s = HOOK_TIMEOUT_S if self.has_hooks else TOOLS_TIMEOUT_S
+        written = self._file.read_text("utf-8")
+        pattern = rf'(timeout"?\s*[:=] ){given_s * second}\b'
+        given, count = re.subn(pattern, rf"\g<1>{TURN_S * second}", written)
+        assert count == (len(EVENTS) if self.has_hooks else 1), written
+        self._file.write_text(given, "utf-8")
+
+    def _words(self, prompt: str) -> list[str]:
+        """The command of a turn without a person, who would allow the tools of memstream."""
+        if self.name == "claude-code":
+            allowed = ",".join(f"mcp__memstream__{tool}" for tool in ("observe", "recall", "context", "list"))
+            return ["--print", prompt, "--allowedTools", allowed]
+        if self.name == "opencode":
+            return ["run", prompt]
+        if self.name == "gemini-cli":
+            return ["--skip-trust", "--approval-mode", "yolo", "--model", "gemini-2.5-flash", "--prompt", prompt]
+        # Nobody reviews the hooks and the calls of tools here; the scripted model calls memstream's alone.
+        start = f"mcp_servers.memstream.startup_timeout_sec={START_MS // 1000}"
+        trusted = ["--dangerously-bypass-hook-trust", "--dangerously-bypass-approvals-and-sandbox"]
+        return ["exec", "--skip-git-repo-check", *trusted, "-c", start, prompt]
 
     async def turn(self, prompt: str, model: str) -> str:
         """Runs one turn in a new session, without a person; returns what the host prints. Raises AssertionError."""
-        if self.name == "claude-code":
-            allowed = ",".join(f"mcp__memstream__{tool}" for tool in ("observe", "recall", "context", "list"))
-            words = ["--print", prompt, "--allowedTools", allowed]
-        else:
-            # Nobody reviews the hooks and the calls of tools here; the scripted model calls memstream's alone.
-            start = f"mcp_servers.memstream.startup_timeout_sec={START_MS // 1000}"
-            trusted = ["--dangerously-bypass-hook-trust", "--dangerously-bypass-approvals-and-sandbox"]
-            words = ["exec", "--skip-git-repo-check", *trusted, "-c", start, prompt]
         process = await asyncio.create_subprocess_exec(
-            *(str(self.program), *words),
+            *(str(self.program), *self._words(prompt)),
             env=self.variables(model),
             cwd=self.project,
             stdin=asyncio.subprocess.DEVNULL,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HOSTS = ("claude-code", "codex", "cursor", "vscode")
 TRANSCRIPT_BYTES_MAX = 1 << 20
 """Of a transcript's end, in which the last turn is looked for."""
 _EVENT_NAMES = {"session-start": "SessionStart", "prompt": "UserPromptSubmit"}
+_GEMINI_EVENT_NAMES = {"session-start": "SessionStart", "prompt": "BeforeAgent"}
+_HOOK_CONTEXT = re.compile(r"\A(?:<hook_context>.*?</hook_context>\s*)+", re.DOTALL)
+"""The context of hooks at session start, which Gemini CLI without a person puts before the prompt that other hooks get.
+It escapes "<" in it, so the first closing tag is the end."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -26,14 +30,14 @@ class Told:
 
 
 def read_input(given: Mapping[str, Any]) -> Told:
-    """Reads a host's JSON: the names of Claude Code, Codex and VS Code, or those of Cursor."""
+    """Reads a host's JSON: the names of Claude Code, Codex and VS Code, or those of Cursor or Gemini CLI."""
     roots = given.get("workspace_roots")
     root = roots[0] if isinstance(roots, list) and roots else ""
     return Told(
         session=_text(given, "session_id") or _text(given, "conversation_id"),
         directory=_text(given, "cwd") or (root if isinstance(root, str) else ""),
-        prompt=_text(given, "prompt"),
-        reply=_text(given, "last_assistant_message") or _text(given, "text"),
+        prompt=_HOOK_CONTEXT.sub("", _text(given, "prompt")),
+        reply=_text(given, "last_assistant_message") or _text(given, "prompt_response") or _text(given, "text"),
     )
 
 
@@ -43,7 +47,8 @@ def write_output(event: str, host: str, context: str) -> str:
         return ""
     if host == "cursor":  # its page documents `continue` for prompts; its client takes the context too, since 3.20
         return json.dumps(({"continue": True} if event == "prompt" else {}) | {"additional_context": context})
-    return json.dumps({"hookSpecificOutput": {"hookEventName": _EVENT_NAMES[event], "additionalContext": context}})
+    name = (_GEMINI_EVENT_NAMES if host == "gemini-cli" else _EVENT_NAMES)[event]
+    return json.dumps({"hookSpecificOutput": {"hookEventName": name, "additionalContext": context}})
 
 
 def read_last_turn(transcript: Path) -> tuple[str, str]:

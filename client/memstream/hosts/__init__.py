@@ -1,6 +1,6 @@
 """The configuration of agent hosts: which files `memstream connect` writes for each, and what.
 
-Claude Code, Codex, Cursor and VS Code document these files and their hooks. Modules:
+Each host documents these files and its hooks; OpenCode has plugins in place of hooks. Modules:
 files: additions to files, and their removal.
 jsonc: edits of JSON with comments.
 """
@@ -10,23 +10,26 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from memstream.errors import InvalidArgument
 from memstream.hooks import SERVER_VARIABLES
 from memstream.hosts.files import Addition, Change, add_to_json, add_to_toml, remove
 
-HOSTS = ("claude-code", "codex", "cursor", "vscode")
+HOSTS = ("claude-code", "codex", "cursor", "vscode", "opencode", "gemini-cli")
 Scope = Literal["user", "project"]
 HOOK_TIMEOUT_S = 5
 """After which a host ends a hook; one takes 0.3 s at most."""
 TOOLS_TIMEOUT_S = 60
-"""Of Codex for the start of the tools, which may start the server too; its default is 10 s."""
+"""Of Codex and OpenCode for the start of the tools, which may start the server too; their defaults are 10 and 5 s."""
 _EVENTS = {"SessionStart": "session-start", "UserPromptSubmit": "prompt", "Stop": "stop"}
 _CURSOR_EVENTS = {"sessionStart": "session-start", "beforeSubmitPrompt": "prompt", "afterAgentResponse": "stop"}
+_GEMINI_EVENTS = {"SessionStart": "session-start", "BeforeAgent": "prompt", "AfterAgent": "stop"}
+_OPENCODE_SCHEMA = "https://opencode.ai/config.json"
+"""OpenCode adds it to a file without it, which then is no longer the file that `connect` wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +73,25 @@ def plan_removal(what: Connection, home: Path, project: Path) -> list[Change]:
 
 def _additions(what: Connection, home: Path, project: Path) -> list[tuple[Path, list[Addition]]]:
     command, *arguments = what.tool_words()
-    entry = {"command": command, "args": arguments}
+    entry: dict[str, Any] = {"command": command, "args": arguments}
     base = home if what.scope == "user" else project
     if what.host == "claude-code":
         tools = home / ".claude.json" if what.scope == "user" else project / ".mcp.json"
         settings = base / ".claude" / ("settings.json" if what.scope == "user" else "settings.local.json")
         loaded = {"type": "stdio", **entry, "alwaysLoad": True}  # else a model has to search for the tools first
         found = [(tools, [Addition(("mcpServers", what.name), loaded)])]
-        return [*found, *([(settings, _hook_groups(what))] if what.hooks else [])]
+        return [*found, *([(settings, _hook_groups(what, _EVENTS, HOOK_TIMEOUT_S))] if what.hooks else [])]
+    if what.host == "gemini-cli":
+        base = Path(os.environ.get("GEMINI_CLI_HOME") or home) if what.scope == "user" else project
+        # It withholds variables whose names look like secrets, unless an entry names them.
+        entry["env"] = {name: f"${name}" for name in SERVER_VARIABLES}
+        hooks = _hook_groups(what, _GEMINI_EVENTS, 1_000 * HOOK_TIMEOUT_S) if what.hooks else []
+        return [(base / ".gemini/settings.json", [Addition(("mcpServers", what.name), entry), *hooks])]
+    if what.host == "opencode":
+        shared = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "opencode"
+        local = {"type": "local", "command": [command, *arguments], "timeout": 1_000 * TOOLS_TIMEOUT_S}
+        added = [Addition(("$schema",), _OPENCODE_SCHEMA, default=True), Addition(("mcp", what.name), local)]
+        return [((shared if what.scope == "user" else project) / "opencode.json", added)]
     if what.host == "cursor":
         found = [(base / ".cursor/mcp.json", [Addition(("mcpServers", what.name), entry)])]
         return [*found, *([(base / ".cursor/hooks.json", _cursor_hooks(what))] if what.hooks else [])]
@@ -93,14 +107,14 @@ def _additions(what: Connection, home: Path, project: Path) -> list[tuple[Path, 
     return [*found, *([(project / ".github/hooks/memstream.json", hooks)] if what.hooks else [])]
 
 
-def _hook_groups(what: Connection) -> list[Addition]:
+def _hook_groups(what: Connection, events: Mapping[str, str], timeout: int) -> list[Addition]:
     return [
         Addition(
             ("hooks", event),
-            {"hooks": [{"type": "command", "command": what.hook_command(ours), "timeout": HOOK_TIMEOUT_S}]},
+            {"hooks": [{"type": "command", "command": what.hook_command(ours), "timeout": timeout}]},
             item=True,
         )
-        for event, ours in _EVENTS.items()
+        for event, ours in events.items()
     ]
 
 

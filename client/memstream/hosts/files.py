@@ -32,11 +32,13 @@ _BLOCK = re.compile(rf"(?:\r?\n)?{_BEGIN}\r?\n[\s\S]*?{_END}\r?\n")
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """A value at a path of a JSON file: a new member, or with `item` a new item of a list."""
+    """A value at a path of a JSON file: a new member, or with `item` a new item of a list. `default`: only if there is
+    no value yet."""
 
     path: tuple[str, ...]
     value: Any
     item: bool = False
+    default: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +126,15 @@ def _remove_from_json(file: Path, before: str, record: dict[str, Any], ours: Seq
             for empty in ("{}", "[]"):
                 text = _apply(text, jsonc.cut(text, path, json.loads(empty), item=False))
         jsonc.parse(text)
-        kept = [".".join(one.path) for one in recorded if not one.item and _find(text, one.path) is not None]
+        kept = [".".join(one.path) for one in recorded if _is_there(text, one)]
     except jsonc.Malformed as error:
         raise _refusal(file, error) from error
     return Change(file, before, text, kept=tuple(kept), removal=True)
+
+
+def _is_there(text: str, one: Addition) -> bool:
+    """Whether somebody's version of an addition is there: a member of its name, or an item with our command."""
+    return bool(_recognise(text, one)) if one.item else _find(text, one.path) is not None
 
 
 def _recognise(text: str, like: Addition) -> list[Addition]:
@@ -197,9 +204,9 @@ def _read(file: Path) -> str | None:
 
 def _has(text: str, one: Addition) -> bool:
     found = _find(text, one.path)
-    return found is not None and (
-        one.value in found.value if one.item and found.mark == "[" else found.value == one.value
-    )
+    if found is None or one.default:
+        return found is not None
+    return bool(one.value in found.value if one.item and found.mark == "[" else found.value == one.value)
 
 
 def _find(text: str, path: Sequence[str]) -> jsonc.Node | None:

@@ -59,7 +59,7 @@ def connect_command(
     as_json: bool,
 ) -> None:
     """Connect an agent host to a memory: its tools over MCP, and hooks that add context at session start and at each
-    prompt, and observe each turn.
+    prompt, and observe each turn. OpenCode has no such hooks: it gets the tools.
 
     It shows the change as a diff and writes it. A file that cannot be parsed is left alone, and what the command did
     not write stays byte for byte. A token for the server is taken from MEMSTREAM_TOKEN when the host starts it.
@@ -123,7 +123,7 @@ def hook_command(context: click.Context, event: str) -> None:
 
     \b
       memstream hook prompt --host codex --memory 'code/{project}' --target 127.0.0.1:7700
-      --host HOST               claude-code, codex, cursor or vscode
+      --host HOST               claude-code, codex, cursor, vscode or gemini-cli
       --memory NAMESPACE/NAME   the memory; {project} is the project of the session
       --local DIR | --target HOST:PORT
       --budget TOKENS           of the context of one event (1500)

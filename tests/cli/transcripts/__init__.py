@@ -2,8 +2,8 @@
 
 A file says where its messages come from: `recorded` from a host that ran here (tests/toolchains/test_hosts.py compares
 it with what that version sends), or `documented`, written from the host's documentation, public sources and logs.
-What a host sent when a person interrupted a call, and after its process of the command had ended, was recorded once,
-and is not compared again.
+What a host sent when a call was cancelled, and after its process of the command had ended, was recorded once; the runs
+compare only its form, if the host sends it again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HOSTS = ("claude-code", "codex", "cursor", "vscode")
+HOSTS = ("claude-code", "codex", "cursor", "vscode", "opencode", "gemini-cli")
 _BY_HAND = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {}}
 
 
@@ -27,6 +27,7 @@ class Transcript:
     source: str
     messages: Sequence[Mapping[str, Any]]
     hooks: Mapping[str, Mapping[str, Any]]
+    """Empty: the host has none."""
     cancel: Mapping[str, Any] = field(default_factory=lambda: _BY_HAND)
     """Its notification that a call is cancelled, without the id of the call."""
     reconnect: Sequence[Mapping[str, Any]] = ()
