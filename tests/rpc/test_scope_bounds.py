@@ -26,7 +26,6 @@ from memstream_server.engine.recall import scopes
 from memstream_server.engine.recall.answers import list_fragments
 from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation, RecallAnswer
 from memstream_server.rpc.scopes import ScopedCall
-from tests.engine.conftest import engine  # noqa: F401  # a fixture
 from tests.rpc.conftest import LIMITS
 from tests.support.seeds import rounds
 
@@ -43,11 +42,11 @@ def scoped(opened: Engine, *asked: RecallScope, **fields: Any) -> ScopedCall:
     return ScopedCall(opened, None, LIMITS, query, "", None)  # type: ignore[arg-type]  # no other server is asked
 
 
-async def test_a_selection_of_too_many_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+async def test_a_selection_of_too_many_is_refused(real: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scopes, "MEMORIES_MAX", 3)
-    await fill(engine, 4)
+    await fill(real, 4)
     for prefix, most in (("ns/", False), ("ns/m", False), ("ns/m1", True)):
-        query = scoped(engine, RecallScope(prefix=prefix))
+        query = scoped(real, RecallScope(prefix=prefix))
         if most:
             assert len(await query.find_memories()) == 1
         else:
@@ -55,14 +54,14 @@ async def test_a_selection_of_too_many_is_refused(engine: Engine, monkeypatch: p
                 await query.find_memories()
 
 
-async def test_the_merge_keeps_the_best_of_every_limit(engine: Engine) -> None:  # noqa: F811
-    await fill(engine, 4)
+async def test_the_merge_keeps_the_best_of_every_limit(real: Engine) -> None:
+    await fill(real, 4)
     asked = [RecallScope(memory=f"ns/m{number}", weight=1 + number / 10) for number in range(4)]
-    whole = scoped(engine, *asked, limit=8)
+    whole = scoped(real, *asked, limit=8)
     everything = (await whole.recall(await whole.find_memories(), None, now_us=2 * 10**15)).recollections
     assert len(everything) == 8
     for limit in range(1, 8):
-        some = scoped(engine, *asked, limit=limit)
+        some = scoped(real, *asked, limit=limit)
         found = (await some.recall(await some.find_memories(), None, now_us=2 * 10**15)).recollections
         assert [(one.memory, one.fragment.id, one.scored.score) for one in found] == [
             (one.memory, one.fragment.id, one.scored.score) for one in everything[:limit]
@@ -86,7 +85,7 @@ ENDED_US = 10**15
 @settings(max_examples=rounds(60, 6), deadline=None, suppress_health_check=list(HealthCheck))
 @given(several=_several, limit=st.integers(1, 12), suspect=st.booleans())
 async def test_laws_of_several_memories(
-    engine: Engine,  # noqa: F811
+    real: Engine,
     several: list[tuple[list[tuple[list[str], str]], float]],
     limit: int,
     suspect: bool,
@@ -95,7 +94,7 @@ async def test_laws_of_several_memories(
     namespace, allowed = f"laws-{next(_numbers)}", dict[str, set[str]]()
     policy = replace(Policy(), conflicts=replace(Policy().conflicts, suspect=suspect))
     for number, (said, _) in enumerate(several):
-        await engine.memories.create(NewMemory(namespace, f"m{number}", MemoryKind.LONG_TERM, policy))
+        await real.memories.create(NewMemory(namespace, f"m{number}", MemoryKind.LONG_TERM, policy))
         new = [
             NewObservation(
                 f"{' '.join(words)} {place}",
@@ -105,15 +104,15 @@ async def test_laws_of_several_memories(
             )
             for place, (words, speaker) in enumerate(said)
         ]
-        await engine.observe_batch(namespace, f"m{number}", "", 1, new, AckLevel.STORED)
-        listed, *_ = await engine.fragments.list_page(namespace, f"m{number}", Listing(), -1, 99)
+        await real.observe_batch(namespace, f"m{number}", "", 1, new, AckLevel.STORED)
+        listed, *_ = await real.fragments.list_page(namespace, f"m{number}", Listing(), -1, 99)
         allowed[f"{namespace}/m{number}"] = {one.id for one in listed if one.speaker == "ann"}
     weights = {path: weight for path, (_, weight) in zip(allowed, several, strict=True)}
     asked = [RecallScope(memory=path, weight=weight) for path, weight in weights.items()]
     chosen = FragmentFilter(none_of=[FragmentFilter(speakers=["out"])])
 
     async def ask(limit: int) -> RecallAnswer:
-        query = scoped(engine, *asked, filter=chosen, limit=limit, near_misses=50, omit_working_memory=True)
+        query = scoped(real, *asked, filter=chosen, limit=limit, near_misses=50, omit_working_memory=True)
         return await query.recall(await query.find_memories(), None, now_us=NOW_US)
 
     answer, everything = await ask(limit), await ask(99)
@@ -132,14 +131,14 @@ async def test_laws_of_several_memories(
     merged = [(one.memory or names[""], one.fragment.id, one.scored.score) for one in everything.recollections]
     assert [one.fragment.id for one in answer.recollections] == [id_ for _, id_, _ in merged][:limit]
 
-    query = scoped(engine, *asked, filter=chosen, limit=99, omit_working_memory=True)
+    query = scoped(real, *asked, filter=chosen, limit=99, omit_working_memory=True)
     found = await query.find_memories()
-    counted = [await engine.scopes.count_words(each.namespace, each.name, each.scope.query) for each in found]
+    counted = [await real.scopes.count_words(each.namespace, each.name, each.scope.query) for each in found]
     words = (reduce(add, counted),) if len(found) > 1 else ()
     single = []
     for each in found:
         alone = structs.replace(each.scope.query, now_us=NOW_US, words=words)
-        ranked = (await engine.recall(each.namespace, each.name, alone)).recollections
+        ranked = (await real.recall(each.namespace, each.name, alone)).recollections
         single += [(each.path, one.fragment.id, one.scored.score) for one in ranked]
     assert sorted(merged) == sorted(single)
     if not suspect:

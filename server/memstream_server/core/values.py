@@ -170,6 +170,11 @@ class Fragment(Struct, frozen=True, gc=False, omit_defaults=True):
         """Whether the client bounded the time in which the content is true."""
         return self.valid_from_us is not None or self.valid_until_us is not None
 
+    def is_valid_at(self, now_us: int) -> bool:
+        """Whether that time is within its validity, superseded or not."""
+        begins_us, ends_us = self.valid_from_us, self.valid_until_us
+        return (begins_us is None or begins_us <= now_us) and (ends_us is None or now_us < ends_us)
+
     def status_at(self, now_us: int) -> TruthStatus:
         """Whether the content is current at that time."""
         if self.superseded_by:

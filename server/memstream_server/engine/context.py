@@ -185,7 +185,8 @@ class Contexts:
         for each in asked:
             chosen, path = each.scope.query.filter, each.path
             for one in drop_expired(read.list_fragments(each).values(), each.record, now_us):
-                if (chosen == EVERYTHING or passes(one, chosen)) and _may_show(one, now_us):
+                may_show = one.forget_time_us is None and one.is_valid_at(now_us)
+                if may_show and (chosen == EVERYTHING or passes(one, chosen)):
                     known[path, one.id] = one
         return known
 
@@ -389,13 +390,6 @@ class _Reading:
             raise error
         self.problems.append(f"{name}: {error.message}")
         return False
-
-
-def _may_show(fragment: Fragment, now_us: int) -> bool:
-    return fragment.forget_time_us is None and fragment.status_at(now_us) in (
-        TruthStatus.CURRENT,
-        TruthStatus.SUPERSEDED,
-    )
 
 
 def _with_companion(one: Recollection) -> Sequence[Recollection]:
