@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memstream_server.core.hashes import draw_number
+from memstream_server.core.enhancement import draw_number
 
 
 def test_a_draw_never_changes() -> None:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memstream_server.core.enhancement import compute_cosine, enhance_anchors, find_hit, merged_text
-from memstream_server.core.hashes import draw_number
+from memstream_server.core.enhancement import compute_cosine, draw_number, enhance_anchors, find_hit, merged_text
 from memstream_server.core.policy import ShortTermPolicy, SimilarityRule
 from memstream_server.core.transition import Draft
 from memstream_server.core.values import Enhancement, Fragment, Held, MemoryKind, State, Vector

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from memstream_server.core import tiers
-from memstream_server.core.hashes import draw_number
+from memstream_server.core.enhancement import draw_number
 from memstream_server.core.policy import DBGPT, Policy, with_value
 from memstream_server.core.transition import Transition
 from memstream_server.core.values import Fragment, MemoryKind, State, Tier

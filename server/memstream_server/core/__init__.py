@@ -12,8 +12,10 @@ Values and decisions:
     events: the event types of a memory's log
     transition: the outcome of a decision, and the draft that builds it
     tiers: what happens to an observation or a recollection in each kind of memory
-    enhancement: when an observation enhances a short-term fragment, and the merged content of a promotion
-    identity: when an observation repeats or echoes a fragment, and the index that finds repeats
+    enhancement: when an observation enhances a short-term fragment, with reproducible draws; the merged content of a
+        promotion
+    identity: when an observation repeats or echoes a fragment; hashes that are the same in every process, and the index
+        that finds repeats
     lifecycle: clear, forget, restore, erase, update, pin, fill vectors, rate, insert insights
     supersession: which fragment a newer one corrects, and the chains that follow
     departures: what a fragment that leaves, or returns, does to its chains
@@ -51,7 +53,6 @@ Recall:
     context: what an agent sends to its model before a turn, within a budget
     marks: the marks around text that a context injects, and what removes it from an observation
     rendering: the indexed text of a fragment
-    hashes: hashes that are the same in every process, and reproducible draws
     json_text: whether a text is JSON
     printable: escapes text for logs, errors and terminals; the characters of a content that nobody sees
 """

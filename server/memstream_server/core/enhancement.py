@@ -6,15 +6,17 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 
 from memstream_server.core.events import EventType
-from memstream_server.core.hashes import draw_number
 from memstream_server.core.policy import ShortTermPolicy, SimilarityRule
 from memstream_server.core.transition import Draft
 from memstream_server.core.values import Enhancement, Fragment, Held, Vector
 
+_BITS = 53
+"""Bits of a float's mantissa; with more, a draw could round up to 1.0."""
 _ROUNDING = 1e-3
 """Upper bound of the difference between two summation orders of the same float32 products."""
 
@@ -25,6 +27,17 @@ class Hit:
 
     cosine: float
     draw: float | None = None
+
+
+def draw_number(seed: bytes, fragment_id: str, other_id: str) -> float:
+    """A number in [0, 1), uniform over pairs of ids and fixed within a memory.
+
+    `seed`: the memory's, at most 64 bytes (the longest key of BLAKE2b; raises ValueError beyond). The pair is
+    ordered: A enhanced by B and B enhanced by A are different draws.
+    """
+    pair = f"{fragment_id}\0{other_id}".encode()
+    digest = blake2b(pair, key=seed, digest_size=8).digest()
+    return (int.from_bytes(digest) >> (64 - _BITS)) / (1 << _BITS)
 
 
 def compute_cosine(one: Vector, other: Vector) -> float:

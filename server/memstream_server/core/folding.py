@@ -13,7 +13,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from memstream_server.core.hashes import stable_hash
+from memstream_server.core.identity import stable_hash
 from memstream_server.core.values import Fragment
 
 
