@@ -24,7 +24,7 @@ from memstream_server.engine.recall.recall_receipts import Difference, Differenc
 from memstream_server.engine.requests import MemoryChange, NewMemory, Query, RecallAnswer
 from memstream_server.engine.runtime.call_context import PRINCIPAL
 from memstream_server.engine.runtime.clock import Clock
-from memstream_server.ports.journal.recall_receipts import RecallReceipt
+from memstream_server.ports.journal.records import RecallReceipt
 from memstream_server.ports.models import EmbeddingModel
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, events_of, hasty
 from tests.engine.conftest import open_engine

@@ -36,7 +36,6 @@ from memstream_server.engine.requests import (
 )
 from memstream_server.engine.runtime.clock import encode_ulid
 from memstream_server.ports.journal.reading import StoredConflict
-from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.records import (
     Answer,
     Counts,
@@ -44,6 +43,7 @@ from memstream_server.ports.journal.records import (
     Labels,
     MemoryRecord,
     NamespaceBytes,
+    RecallReceipt,
     Recorded,
 )
 from tests.support.fake_state import FakeMemory

@@ -8,7 +8,7 @@ import numpy as np
 from memstream_server.core.events import Event, EventType
 from memstream_server.core.policy import DBGPT, DEFAULT, with_value
 from memstream_server.ports.journal.port import Journal
-from memstream_server.ports.journal.recall_receipts import RankedFragment, RecallReceipt
+from memstream_server.ports.journal.records import RankedFragment, RecallReceipt
 from memstream_server.ports.journal.rows import Row, Terms
 from memstream_server.ports.journal.writing import Commit
 from tests.journal.conformance.versioning import changing

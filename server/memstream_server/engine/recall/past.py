@@ -24,8 +24,7 @@ from memstream_server.engine.memory.working_set import WorkingSet
 from memstream_server.engine.runtime.turns import in_slices, pause_if_due
 from memstream_server.ports.journal.errors import StaleWrite
 from memstream_server.ports.journal.reading import FragmentQuery, LoadedMemory
-from memstream_server.ports.journal.recall_receipts import RecallReceipt
-from memstream_server.ports.journal.records import FragmentVersion, MemoryRecord, Recorded
+from memstream_server.ports.journal.records import FragmentVersion, MemoryRecord, RecallReceipt, Recorded
 from memstream_server.ports.journal.rows import Row, RowBlock
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from memstream_server.engine.quotas import find_receipts_full
 from memstream_server.engine.requests import AsOf, Evidence, Query, RecallAnswer
 from memstream_server.engine.runtime.call_context import PRINCIPAL
 from memstream_server.ports.journal.errors import JournalError
-from memstream_server.ports.journal.recall_receipts import RankedFragment, RecallReceipt
+from memstream_server.ports.journal.records import RankedFragment, RecallReceipt
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.actor import Actor

@@ -28,7 +28,6 @@ from memstream_server.ports.journal.reading import (
     MomentQuery,
     StoredConflict,
 )
-from memstream_server.ports.journal.recall_receipts import RecallReceipt
 from memstream_server.ports.journal.records import (
     Answer,
     Counts,
@@ -40,6 +39,7 @@ from memstream_server.ports.journal.records import (
     MemoryRecord,
     NamespaceBytes,
     Producer,
+    RecallReceipt,
     Recorded,
 )
 from memstream_server.ports.journal.spaces import Made, Space, Spaces

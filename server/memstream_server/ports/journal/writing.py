@@ -12,8 +12,7 @@ from memstream_server.core.policy import Policy
 from memstream_server.core.suspicions import ConflictDecision, Suspicion
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.conversation_records import JointWrites
-from memstream_server.ports.journal.recall_receipts import RecallReceipt
-from memstream_server.ports.journal.records import Answer, IndexEntry, Job, Labels
+from memstream_server.ports.journal.records import Answer, IndexEntry, Job, Labels, RecallReceipt
 from memstream_server.ports.journal.rows import Anchor, Row
 
 

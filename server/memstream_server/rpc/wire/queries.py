@@ -20,7 +20,7 @@ from memstream_server.core.time_phrases.recognition import TimePhrase
 from memstream_server.engine.recall.recall_receipts import Difference, DifferenceType, Replay
 from memstream_server.engine.requests import Change, MemoryAnswer, Query, RecallAnswer, Recollection
 from memstream_server.engine.runtime.turns import in_slices, pause_if_due
-from memstream_server.ports.journal.recall_receipts import RankedFragment, RecallReceipt
+from memstream_server.ports.journal.records import RankedFragment, RecallReceipt
 from memstream_server.rpc import validation as check
 from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.validation import Violations

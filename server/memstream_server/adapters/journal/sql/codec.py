@@ -25,8 +25,7 @@ from memstream_server.core.values import Enhancement, Fragment
 from memstream_server.ports.blocks import Block
 from memstream_server.ports.conversations import Message, Plan
 from memstream_server.ports.journal.errors import Unreadable
-from memstream_server.ports.journal.recall_receipts import RecallReceipt
-from memstream_server.ports.journal.records import Labels
+from memstream_server.ports.journal.records import Labels, RecallReceipt
 from memstream_server.ports.journal.rows import Terms
 from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.journal.writing import BatchReceipt, Outcome, Rejection

@@ -19,7 +19,7 @@ from memstream_server.adapters.journal.sql.schema import (
     row_key,
     versions,
 )
-from memstream_server.ports.journal.recall_receipts import RecallReceipt
+from memstream_server.ports.journal.records import RecallReceipt
 from memstream_server.ports.journal.writing import Commit
 
 PAGE_BYTES = 4 << 20
