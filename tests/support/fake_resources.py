@@ -19,8 +19,8 @@ from memstream_server.engine.errors import (
     MemoryExists,
 )
 from memstream_server.engine.lifecycle import FragmentChange, apply_change
-from memstream_server.engine.recall.open_queries import OpenQuery
 from memstream_server.engine.recall.recall_receipts import Replay
+from memstream_server.engine.recall.standing_query import OpenQuery
 from memstream_server.engine.requests import (
     AnswerOf,
     AsOf,

@@ -47,13 +47,12 @@ from memstream_server.engine.operations.reindex import Reindexing
 from memstream_server.engine.operations.runner import OperationRunner
 from memstream_server.engine.operations.transfer.export_memory import Exporter
 from memstream_server.engine.operations.transfer.import_memory import Importer
-from memstream_server.engine.recall.open_queries import OpenQueries, OpenQuery
 from memstream_server.engine.recall.past import Past
 from memstream_server.engine.recall.recall import Recaller, Shared
 from memstream_server.engine.recall.recall_receipts import RecallReceipts
 from memstream_server.engine.recall.reinforcement import Reinforcement
 from memstream_server.engine.recall.scopes import SeveralMemories
-from memstream_server.engine.recall.standing_query import StandingQuery, as_standing
+from memstream_server.engine.recall.standing_query import OpenQueries, OpenQuery, StandingQuery, as_standing
 from memstream_server.engine.recall.watch import Watchers
 from memstream_server.engine.requests import (
     AckLevel,

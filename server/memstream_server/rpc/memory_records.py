@@ -14,7 +14,7 @@ from memstream.v1 import stream_service_pb2 as stream_pb
 from memstream_server.core.session_summaries import SessionQuery, SessionSummary
 from memstream_server.core.suspicions import ConflictDecision
 from memstream_server.engine.conflicts import Resolved, Verdict
-from memstream_server.engine.recall.open_queries import OpenQuery
+from memstream_server.engine.recall.standing_query import OpenQuery
 from memstream_server.engine.requests import Query
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import Verb, caller_may

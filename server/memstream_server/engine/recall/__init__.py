@@ -7,8 +7,7 @@ past: the fragments of a memory as of an earlier revision, to read or to rank
 recall_receipts: receipts of recalls, kept and replayed
 reranking: the reranker's scores for the best of a ranking
 scopes: recalls over several memories
-standing_query: the answer to a query, then each change of it
-open_queries: the standing queries that are open in this process
+standing_query: the answer to a query, then each change of it; the list of those that are open
 reinforcement: offers recalled fragments to short-term and counts accesses
 watch: a memory's committed transitions in order
 """

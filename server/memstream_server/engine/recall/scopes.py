@@ -41,9 +41,9 @@ from memstream_server.engine.requests import Change, Query, RecallAnswer, Recoll
 from memstream_server.engine.runtime.turns import pause_if_due
 
 if TYPE_CHECKING:
-    from memstream_server.engine.recall.open_queries import OpenQueries, OpenQuery
     from memstream_server.engine.recall.recall import Recaller
     from memstream_server.engine.recall.reinforcement import Reinforcement
+    from memstream_server.engine.recall.standing_query import OpenQueries, OpenQuery
     from memstream_server.engine.recall.watch import Watchers
     from memstream_server.engine.runtime.clock import Clock
     from memstream_server.engine.runtime.registry import Registry
