@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from memstream_server.rpc.connections import ConnectionBounds
-from memstream_server.rpc.http.listener import HttpListener
-from memstream_server.rpc.http.opening import LateApplication
+from memstream_server.rpc.http.listener import HttpListener, LateApplication
 from memstream_server.rpc.http.port import Asgi, Receive, Scope, Send
 
 HEAD = b"POST / HTTP/1.1\r\nhost: localhost\r\n"

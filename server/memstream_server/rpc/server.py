@@ -124,7 +124,7 @@ class RpcServer:
 
     async def start_http(self, settings: Settings) -> str:
         """Listens at `http_listen`, after `start`. Returns the bound address. Raises OSError."""
-        from memstream_server.rpc.http.opening import open_http
+        from memstream_server.rpc.http.listener import open_http
 
         assert self._http is not None
         self._listener, address = await open_http(self._http, settings, self._health.is_serving)

@@ -9,8 +9,7 @@
 | endpoints | the rpcs as endpoints of ConnectRPC: identity first, then the body, then the handler |
 | event_stream | Watch, WatchMessages and standing queries as text/event-stream |
 | application | the ASGI application: hosts, origins, headers, health |
-| listener | the socket: TLS, start and graceful stop; how long a connection may wait, and its client certificate |
+| listener | the socket by the settings: TLS, start, graceful stop, waiting connections, client certificates |
 | pages | the console's files, the metrics at `/metrics`, and what their caller may do |
 | port | what this port shares with the gRPC server |
-| opening | from the settings to a listening port |
 """
