@@ -22,7 +22,7 @@ from memstream_server.engine.background.feeds import Feeds
 from memstream_server.engine.background.indexer import Indexer
 from memstream_server.engine.background.jobs import Jobs
 from memstream_server.engine.background.missing_vectors import MissingVectors
-from memstream_server.engine.background.retention import Retention
+from memstream_server.engine.background.retention import Purging, Retention
 from memstream_server.engine.background.standing_blocks import StandingBlocks
 from memstream_server.engine.blocks import Blocks
 from memstream_server.engine.conflicts import Conflicts
@@ -40,7 +40,6 @@ from memstream_server.engine.memory.batch_calls import BatchCalls
 from memstream_server.engine.memory.image_changes import drop_outdated_images
 from memstream_server.engine.memory.ingest import ObserveSession, open_session
 from memstream_server.engine.operations.erase import Erasing
-from memstream_server.engine.operations.purge import Purging
 from memstream_server.engine.operations.reembed import Reembedding
 from memstream_server.engine.operations.reflect import Reflecting
 from memstream_server.engine.operations.reindex import Reindexing

@@ -8,5 +8,5 @@ jobs: insights, reflections, missing vectors and importances, questions about su
 feeds: feeds memories with the messages of conversations
 standing_blocks: blocks that keep themselves: recalls their questions, and writes what has changed
 compaction: brings vectors of an earlier server into smaller forms, once
-retention: forgets by age, strength and number; erases after the grace period; prunes events
+retention: forgets by age, strength and number; erases after the grace period, and by the operation purge; prunes events
 """

@@ -17,12 +17,14 @@ from memstream_server.core import lifecycle, retention
 from memstream_server.core.events import Reason
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.engine.background.task import BackgroundTask
-from memstream_server.engine.errors import EngineError
+from memstream_server.engine.errors import EngineError, MemoryNotFound, OwnedElsewhere
 from memstream_server.engine.lifecycle import read_fragments
 from memstream_server.engine.memory.decision import Decision
+from memstream_server.engine.operations.runner import POLL_INTERVAL_S, AnswerOf, OperationRunner, Progress
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import MemoryRecord
+from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
     from memstream_server.core.transition import Transition
@@ -78,7 +80,7 @@ class Retention(BackgroundTask):
                 pass
             forgotten = dict(await self._journal.oldest_forgotten())
             there: set[str] = set()
-            async for record in self.list_memories():
+            async for record in self._list_memories():
                 there.add(record.uid)
                 if not tended(record.uid):
                     continue
@@ -89,17 +91,15 @@ class Retention(BackgroundTask):
             self._computed_us = {uid: at_us for uid, at_us in self._computed_us.items() if uid in there}
             self._counted = {uid: revision for uid, revision in self._counted.items() if uid in there}
 
-    async def list_memories(self, namespace: str = "", name: str = "") -> AsyncIterator[MemoryRecord]:
-        """The memories of that namespace and name; an empty string matches all."""
+    async def _list_memories(self) -> AsyncIterator[MemoryRecord]:
         after = ""
         while page := await self._journal.all_memories(after, PAGE):
             for record in page:
-                if namespace in ("", record.namespace) and name in ("", record.name):
-                    yield record
+                yield record
             after = page[-1].uid
 
-    async def list_forgetful(self, namespace: str = "", name: str = "") -> AsyncIterator[MemoryRecord]:
-        """Those of `list_memories` that have forgotten fragments; the others are not read."""
+    async def list_forgetful(self, namespace: str, name: str) -> AsyncIterator[MemoryRecord]:
+        """The memories of that namespace and name that have forgotten fragments; an empty string matches all."""
         uids = [uid for uid, _ in await self._journal.oldest_forgotten()]
         for start in range(0, len(uids), PAGE):
             for record in await self._journal.get_records(uids[start : start + PAGE]):
@@ -251,3 +251,41 @@ class Retention(BackgroundTask):
         async with self._registry.use_uid(uid) as actor:
             await actor.run(decide_now)
         return made[0]
+
+
+class Purging:
+    """The operation "purge": erases forgotten fragments after their grace period now instead of at the next round."""
+
+    def __init__(self, runner: OperationRunner, retention: Retention, registry: Registry) -> None:
+        self._runner = runner
+        self._retention = retention
+        self._registry = registry
+        runner.register_type("purge", "fragments", self._run_purge)
+
+    async def start(self, namespace: str, memory: str, answer: AnswerOf = None) -> Operation:
+        """Purge a memory, a namespace, or everything. Raises MemoryNotFound."""
+        if memory:
+            await self._registry.read_record(namespace, memory)
+        return await self._runner.start("purge", namespace, memory, "{}", answer)
+
+    async def _run_purge(self, operation: Operation, progress: Progress) -> None:
+        done = operation.done
+        elsewhere: list[str] = []
+        async for record in self._retention.list_forgetful(operation.namespace, operation.memory):
+            try:
+                async for erased in self._retention.purge_memory(record):
+                    done += erased
+                    await progress.report_done(done, 0)
+            except MemoryNotFound:  # the memory was deleted with all its content
+                continue
+            except OwnedElsewhere:
+                if operation.memory:
+                    raise
+                elsewhere.append((await self._runner.start("purge", record.namespace, record.name, "{}")).id)
+        for id in elsewhere:  # their owners run these
+            while not (part := await self._runner.get(id)).ended:
+                await asyncio.sleep(POLL_INTERVAL_S)
+                await progress.report_done(done, 0)
+            done += part.done
+            await progress.report_done(done, 0)
+        await progress.report_done(done, done)
