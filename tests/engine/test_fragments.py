@@ -20,7 +20,7 @@ from memstream_server.core.values import Fragment, MemoryKind, Tier
 from memstream_server.engine.background import jobs
 from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.lifecycle import FragmentChange
-from memstream_server.engine.memory.build_commit import pack_vector
+from memstream_server.engine.memory.decision import pack_vector
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, NewObservation, Query, fragment_etag
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.ports.index import IndexUnavailable, Point

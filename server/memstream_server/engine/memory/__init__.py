@@ -8,10 +8,9 @@ receipts: from validated items to a receipt; stored answers of receipts
 enrich: terms, vectors and importances of fragments, fetched before a decision; terms of another analyzer's version
 known_fragments: the fragments that a group of observations may repeat, echo or update
 related: earlier statements near to a new one: named in its outcome, or suspected
-decision: what was decided for the memory, before it is committed
+decision: what was decided for the memory, and the journal transaction that it becomes
 superseding: what an observation supersedes, and the chains of fragments that leave or return
 decide: decides what observations do to the memory
-build_commit: the journal transaction of a decision
 working_set: the memory in RAM: its state and its search structures
 image_changes: the rows that an image lacks, and which commits it does not outlive
 search_structures: attributes, postings and vectors by slot, without content

@@ -30,13 +30,12 @@ from memstream_server.engine.errors import (
     namespace_full,
     write_error,
 )
-from memstream_server.engine.memory.build_commit import commit_of
 from memstream_server.engine.memory.decide import (
     decide_observations,
     effective_policy,
     jobs_of,
 )
-from memstream_server.engine.memory.decision import Decision, account_of
+from memstream_server.engine.memory.decision import Decision, account_of, commit_of
 from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.engine.memory.known_fragments import read_known
 from memstream_server.engine.memory.producers import Batch, Producers
@@ -342,7 +341,7 @@ class Actor:
         await self.storage.journal.commit(commit)
         self.runtime.metrics.count_commit(self.runtime.clock.monotonic_s() - started_s)
         before = self.working.state
-        self.working.apply_commit(commit, decision)
+        self.working.apply_commit(commit, decision.transition)
         self._events.on_commit(self.uid, Recorded(commit.revision + 1, commit.time_us, commit.events), commit, before)
         revised, self._revised = self._revised, asyncio.Event()
         revised.set()

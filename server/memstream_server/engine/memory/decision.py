@@ -1,20 +1,32 @@
-"""A decision for one memory, before it is committed."""
+"""A decision for one memory, and the journal transaction that it becomes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from memstream_server.core.events import Event, EventType, ModelUse, Purpose
-from memstream_server.core.transition import Transition
-from memstream_server.engine.memory.enrich import EnrichedFragment
-from memstream_server.ports.journal.records import MemoryRecord
-from memstream_server.ports.journal.writing import Effects
+import numpy as np
+
+from memstream_server.core.events import Event, EventType, ModelUse, Purpose, Reason
+from memstream_server.core.transition import Transition, anchors_changed
+from memstream_server.core.values import Fragment, Held, State, Tier, Vector
+from memstream_server.engine.memory.enrich import Embedded, EnrichedFragment
+from memstream_server.engine.runtime.call_context import PRINCIPAL
+from memstream_server.engine.runtime.turns import pause_if_due
+from memstream_server.ports.journal.records import IndexEntry, MemoryRecord
+from memstream_server.ports.journal.rows import Anchor, Origin, Row
+from memstream_server.ports.journal.writing import EFFECTS, BatchReceipt, Commit, Effects, Replaced
 from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.producers import Batch
+    from memstream_server.engine.memory.working_set import WorkingSet
+    from memstream_server.engine.runtime.dependencies import EngineModels, Runtime
+    from memstream_server.engine.runtime.embedding_spaces import Embedding
+
+ROWS_PER_SLICE = 128
+"""Rows that are built in one step, about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,3 +63,225 @@ class Decision(Effects):
 def account_of(record: MemoryRecord) -> Account:
     """A new account for the model requests of a memory."""
     return Account(record.namespace, record.uid)
+
+
+async def commit_of(working: WorkingSet, decision: Decision, models: EngineModels, runtime: Runtime) -> Commit:
+    """The journal transaction of a decision on the memory's current working set, which only the caller changes."""
+    record, transition = working.record, decision.transition
+    before = working.state
+    after = transition.state if transition is not None else before
+    other = models.embeddings.other_than(working.embedding.name)
+    held, released = anchors_changed(before, after) if transition is not None else ((), ())
+    time_us = runtime.clock.now_us() if decision.time_us is None else decision.time_us
+    received: list[BatchReceipt] = []
+    waited: list[Batch] = []
+    for batch in decision.batches:
+        if batch.at_once:
+            received.append(batch.receipt)
+        else:
+            waited.append(batch)
+    kept_s = record.policy.history.version_retention_s
+    puts, removed = (transition.puts, transition.removed) if transition is not None else ((), ())
+    rows: list[Row] = []
+    for start in range(0, len(puts), ROWS_PER_SLICE):
+        if start:
+            await pause_if_due()
+        part = puts[start : start + ROWS_PER_SLICE]
+        rows += _build_rows(working, decision, part, record.revision + 1, other)
+    added, index = _count_added(working, rows, removed), tuple(_list_index_entries(working, decision))
+    if len(rows) > ROWS_PER_SLICE:
+        await pause_if_due()
+    return Commit(
+        memory=record.uid,
+        epoch=record.epoch,
+        revision=record.revision,
+        time_us=time_us,
+        events=(transition.events if transition is not None else ()) + decision.events,
+        rows=tuple(rows),
+        removed=removed,
+        added=added,
+        replaced=tuple(_list_replaced(working, decision)),
+        versions_max=record.policy.history.versions,
+        versions_since_us=time_us - kept_s * 1_000_000 if kept_s else 0,
+        anchors=tuple(_build_anchors(working, decision, [one for one in held if _has_anchor(one)], other)),
+        released=_released_anchors(before, released),
+        receipts=tuple(received),
+        stored_positions=tuple([batch.receipt.position for batch in waited]),
+        producers=_stored_numbers(waited) if waited else (),
+        index=index,
+        reflection_aggregate=after.reflection_aggregate,
+        recall_receipts_max=(decision.policy or record.policy).history.receipts,
+        erased_evidence=_erased_evidence(decision),
+        **{name: getattr(decision, name) for name in EFFECTS},
+    )
+
+
+def _count_added(working: WorkingSet, rows: Sequence[Row], removed: Sequence[str]) -> int:
+    """How many more fragments are there after the commit."""
+    after: dict[str, bool] = {}
+    for row in rows:
+        after[row.fragment.id] = row.fragment.forget_time_us is None
+    after.update(dict.fromkeys(removed, False))
+    added = 0
+    for id_, is_there in after.items():
+        added += is_there - working.is_present(id_)
+    return added
+
+
+def _erased_evidence(decision: Decision) -> tuple[str, ...]:
+    """The fragments whose content leaves for good by request or after the grace period, not by a tier's capacity."""
+    if decision.transition is None:
+        return decision.erased
+    gone = [
+        event.fragment
+        for event in decision.transition.events
+        if event.type is EventType.ERASED or event.reason is Reason.CLEARED
+    ]
+    return tuple(dict.fromkeys((*decision.erased, *decision.forgotten_versions, *gone)))
+
+
+def _build_rows(
+    working: WorkingSet, decision: Decision, puts: Sequence[Fragment], version: int, other: Embedding | None
+) -> list[Row]:
+    rows: list[Row] = []
+    for put in puts:
+        part = decision.gathered.get(put.id)
+        fragment = put.but(version=version)
+        if part is None:
+            rows.append(Row(fragment))
+        else:
+            vector = None if part.embedded.vector is None else pack_vector(part.embedded.vector)
+            seen = None if part.beside is None else _other_space(part, other)
+            beside = None if seen is None or seen.vector is None else (seen.space, pack_vector(seen.vector))
+            replaces = working.tier_of(put.id) is not None
+            rows.append(Row(fragment, part.terms, vector, beside, replaces, _computed_space(put, part, seen)))
+    return rows
+
+
+def _computed_space(put: Fragment, part: EnrichedFragment, seen: Embedded | None) -> str:
+    """The space in which the vector follows from the text of `put`; empty if there is none."""
+    known = part.fragment
+    if put.content != known.content or put.speaker != known.speaker or put.observe_time_us != known.observe_time_us:
+        return ""
+    for one in (part.embedded, seen):
+        if one is not None and one.computed:
+            return one.space
+    return ""
+
+
+def _list_replaced(working: WorkingSet, decision: Decision) -> list[Replaced]:
+    """Existing fragments whose content or attributes the decision replaces, each once; not those of an erasure."""
+    transition = decision.transition
+    if transition is None or not working.record.policy.history.versions or decision.erased:
+        return []
+    replacing: dict[str, EventType] = {}
+    for event in transition.events:
+        if event.type is EventType.UPDATED:
+            replacing.setdefault(event.fragment, event.type)
+        elif event.type is EventType.PROMOTED and event.fragment in transition.merged:
+            replacing[event.fragment] = event.type
+    if not replacing:
+        return []
+    gone = set(transition.removed)
+    callers = _callers_by_key(decision)
+    found: list[Replaced] = []
+    for put in transition.puts:
+        type_ = replacing.get(put.id)
+        if type_ is not None and put.id not in gone and working.tier_of(put.id) is not None:
+            updated = type_ is EventType.UPDATED
+            principal = callers.get(put.external_id, PRINCIPAL.get()) if updated else ""
+            found.append(Replaced(put.id, type_, principal, working.embedding.name))
+    return found
+
+
+def _callers_by_key(decision: Decision) -> dict[str, str]:
+    """The callers of a group's batches by the external ids that they observed; the last one of a key is the one whose
+    content stays."""
+    return {
+        fragment.external_id: batch.origin.get(PRINCIPAL, "")
+        for batch in decision.batches
+        for fragment in batch.receipt.fragments
+        if fragment.external_id
+    }
+
+
+def _other_space(part: EnrichedFragment, other: Embedding | None) -> Embedded | None:
+    """The fragment's vectors in the second space, if that space is still in use."""
+    kept = part.beside is not None and other is not None and part.beside.space == other.name
+    return part.beside if kept else None
+
+
+def _list_index_entries(working: WorkingSet, decision: Decision) -> list[IndexEntry]:
+    """Long-term fragments with a vector that is new to the index, and those to delete from it."""
+    if decision.transition is None:
+        return []
+    uid, found = working.record.uid, list[IndexEntry]()
+    for put in decision.transition.puts:
+        if put.tier is Tier.LONG_TERM and put.model:
+            new = working.tier_of(put.id) is not Tier.LONG_TERM
+            if put.forget_time_us is not None:
+                found.append(IndexEntry(uid, put.id, delete=True))
+            elif new or put.id in decision.gathered or working.is_forgotten(put.id):
+                found.append(IndexEntry(uid, put.id))
+        elif put.id in decision.gathered and working.tier_of(put.id) is Tier.LONG_TERM:
+            found.append(IndexEntry(uid, put.id, delete=True))  # the new text has no vector yet
+    for id_ in decision.transition.removed:
+        if working.tier_of(id_) is Tier.LONG_TERM:
+            found.append(IndexEntry(uid, id_, delete=True))
+    return found
+
+
+def _stored_numbers(batches: Sequence[Batch]) -> tuple[tuple[str, int], ...]:
+    """Each producer with its last number that these batches bring to *stored*."""
+    out: dict[str, int] = {}
+    for batch in batches:
+        if batch.receipt.producer:
+            out[batch.receipt.producer] = max(out.get(batch.receipt.producer, 0), batch.receipt.last_sequence)
+    return tuple(out.items())
+
+
+def _has_anchor(held: Held) -> bool:
+    return held.vector is not None or bool(held.enhancements)
+
+
+def _build_anchors(
+    working: WorkingSet, decision: Decision, held: Sequence[Held], other: Embedding | None
+) -> Iterator[Anchor]:
+    before = {one.fragment.id: one.vector for one in (*working.state.sensory, *working.state.short_term) if held}
+    for one in held:
+        anchor = _build_anchor(working, decision, one, other)
+        if anchor.beside is None and one.vector is not None and before.get(one.fragment.id) is one.vector:
+            anchor = replace(anchor, origin=Origin.KEPT)
+        yield anchor
+
+
+def _build_anchor(working: WorkingSet, decision: Decision, held: Held, other: Embedding | None) -> Anchor:
+    vector = None if held.vector is None else pack_vector(held.vector)
+    part = decision.gathered.get(held.fragment.id)
+    beside: tuple[str, bytes | None] | None = None
+    origin = origin_beside = Origin.GIVEN
+    if part is not None:  # the content is new, so the stored vector in the other space is out of date
+        seen = None if part.beside is None else _other_space(part, other)
+        given = None if seen is None or seen.content_vector is None else pack_vector(seen.content_vector)
+        beside = ("" if seen is None else seen.space, given)
+        origin_beside = Origin.GIVEN if seen is None else _find_origin(held, part, seen)
+        if held.vector is part.embedded.content_vector:
+            origin = _find_origin(held, part, part.embedded)
+    return Anchor(held.fragment.id, vector, held.enhancements, working.embedding.name, beside, origin, origin_beside)
+
+
+def _find_origin(held: Held, part: EnrichedFragment, embedded: Embedded) -> Origin:
+    """That of `embedded.content_vector`, of a fragment whose vector is written with it."""
+    if embedded.content_vector is embedded.vector:
+        return Origin.INDEXED
+    return Origin.CONTENT if embedded.computed and held.fragment.content == part.fragment.content else Origin.GIVEN
+
+
+def _released_anchors(before: State, released: Sequence[str]) -> tuple[str, ...]:
+    had = {held.fragment.id: held for held in (*before.sensory, *before.short_term)}
+    return tuple([id_ for id_ in released if _has_anchor(had[id_])])
+
+
+def pack_vector(vector: Vector) -> bytes:
+    """A vector as the journal stores it: float32, little-endian."""
+    return np.ascontiguousarray(vector, dtype="<f4").tobytes()

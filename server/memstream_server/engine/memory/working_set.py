@@ -25,9 +25,9 @@ from memstream_server.core.lexical import Legs, LexicalIndex, WordStatistics
 from memstream_server.core.postings import Hashes
 from memstream_server.core.supersession import Links
 from memstream_server.core.suspicions import KnownPairs
+from memstream_server.core.transition import Transition
 from memstream_server.core.twins import KnownWords
 from memstream_server.core.values import Fragment, FragmentKind, Held, MemoryKind, State, Tier, Vector
-from memstream_server.engine.memory.decision import Decision
 from memstream_server.engine.memory.enrich import renew_terms
 from memstream_server.engine.memory.fragment_cache import FragmentCache
 from memstream_server.engine.memory.image_changes import outdates_image, read_changes
@@ -382,11 +382,11 @@ class WorkingSet:
         return recalled[1] if self.is_present(recalled[1]) else ""
 
     # ---- after a commit
-    def apply_commit(self, commit: Commit, decision: Decision) -> None:
-        """Apply a commit."""
-        if decision.transition is not None:
+    def apply_commit(self, commit: Commit, transition: Transition | None) -> None:
+        """Apply a commit, and the transition that it stored."""
+        if transition is not None:
             changed = {row.fragment.id for row in commit.rows}
-            self.state = decision.transition.state.at_version(changed, commit.revision + 1)
+            self.state = transition.state.at_version(changed, commit.revision + 1)
         self.record = replace(
             self.record,
             revision=commit.revision + 1,
@@ -405,7 +405,7 @@ class WorkingSet:
             self.words.clear()
         if commit.erased_evidence:
             self.erase_revision = commit.revision + 1
-        if decision.transition is None:
+        if transition is None:
             return
         for row in commit.rows:
             fragment = row.fragment

@@ -23,8 +23,7 @@ import structlog
 
 from memstream_server.core.values import Fragment
 from memstream_server.engine.errors import EngineError, MemoryNotFound, ModelDown, ModelMismatch, OwnedElsewhere
-from memstream_server.engine.memory.build_commit import pack_vector
-from memstream_server.engine.memory.decision import Decision
+from memstream_server.engine.memory.decision import Decision, pack_vector
 from memstream_server.engine.memory.enrich import Embedded, compares_content, enhances_short_term
 from memstream_server.engine.operations.runner import OperationCancelled, Progress
 from memstream_server.engine.runtime.embedding_spaces import Embedding

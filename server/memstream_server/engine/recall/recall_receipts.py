@@ -22,8 +22,7 @@ from memstream_server.core.events import Event, EventType
 from memstream_server.core.scores import Scored
 from memstream_server.core.timeline import Loss
 from memstream_server.engine.errors import NOT_READ, FragmentNotFound, JournalUnavailable
-from memstream_server.engine.memory.build_commit import pack_vector
-from memstream_server.engine.memory.decision import Decision
+from memstream_server.engine.memory.decision import Decision, pack_vector
 from memstream_server.engine.quotas import find_receipts_full
 from memstream_server.engine.requests import AsOf, Evidence, Query, RecallAnswer
 from memstream_server.engine.runtime.call_context import PRINCIPAL
