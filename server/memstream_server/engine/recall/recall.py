@@ -109,9 +109,6 @@ class _Stopwatch:
         self.steps[name] = self.steps.get(name, 0.0) + now - self._last
         self._last = now
 
-    def total_s(self) -> float:
-        return sum(self.steps.values())
-
     def left_s(self, query: Query) -> float | None:
         """Rest of the caller's timeout; None without one."""
         return None if query.time_s is None else max(0.0, query.time_s - (self._now() - self._began))

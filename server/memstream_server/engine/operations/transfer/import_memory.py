@@ -375,10 +375,10 @@ class Importer:
     async def _import_conversation(self, job: _Job, line: ConversationLine, reader: Reader) -> None:
         staged = f"{job.id}.{line.name}"
         await self._conversations.stage_rows(staged, line.create_time_us, (), ())
-        while messages := await reader.read_messages(BATCH):
+        while messages := await reader.read_body(MessageLine, BATCH):
             await self._check_bytes(job, staged)
             await self._conversations.stage_rows(staged, line.create_time_us, [message_of(one) for one in messages], ())
-        while plans := await reader.read_plans(BATCH):
+        while plans := await reader.read_body(PlanLine, BATCH):
             await self._check_bytes(job, staged)
             await self._conversations.stage_rows(staged, line.create_time_us, (), [plan_of(one) for one in plans])
         await self._check_bytes(job, staged)

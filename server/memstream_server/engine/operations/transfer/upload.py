@@ -191,12 +191,6 @@ class Reader:
             self._ahead.popleft()
         return found
 
-    async def read_messages(self, limit: int) -> list[MessageLine]:
-        return await self.read_body(MessageLine, limit)
-
-    async def read_plans(self, limit: int) -> list[PlanLine]:
-        return await self.read_body(PlanLine, limit)
-
     def _read_ahead(self) -> list[tuple[Line, int]]:
         found: list[tuple[Line, int]] = []
         start = self._offset
