@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.columns import Columns, Mask, Slots
+from memstream_server.core.signals import Signals
 
 BOTH_SHARE = 0.2
 """Share of the lesser of the two matches. Figures of 0 to 1 are in docs/decisions.md."""
@@ -35,6 +36,16 @@ class Superseded:
     """Slots that are superseded and pass the filter."""
     newer: Callable[[str], str]
     """From a fragment's id to that of the fragment that supersedes it; empty if none does."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lent:
+    """What superseded fragments lend."""
+
+    signals: Signals
+    """Of the lenders."""
+    borrowers: Slots
+    """Parallel to them, the slots of the current ends of their chains."""
 
 
 def find_borrowers(columns: Columns, lenders: Slots, superseded: Superseded, allowed: Mask) -> tuple[Slots, Slots]:

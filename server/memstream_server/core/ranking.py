@@ -48,11 +48,11 @@ from memstream_server.core.arrays import sort_distinct
 from memstream_server.core.candidates import FindBest, Unread, best, best_of, candidates, widen_candidates
 from memstream_server.core.columns import Columns, Mask, Slots
 from memstream_server.core.folding import fold_places
-from memstream_server.core.lending import Superseded, find_borrowers, lend_matches
+from memstream_server.core.lending import Lent, Superseded, find_borrowers, lend_matches
 from memstream_server.core.lexical import Floats, Legs, WordStatistics
 from memstream_server.core.postings import Hashes
 from memstream_server.core.scores import ANSWER_WEIGHT, CHAIN_PART, PARTS, Assessed, Scored, recency
-from memstream_server.core.signals import Lent, Signals
+from memstream_server.core.signals import Signals
 from memstream_server.core.speakers import named_speaker
 from memstream_server.core.time_phrases.calendar import Window, is_near, time_closeness
 from memstream_server.core.values import Vector

@@ -72,13 +72,3 @@ def _shorten(share: Floats | None) -> Floats | None:
     if share is None or not len(share) or (low := share.min()) == 1:
         return None
     return share[:1] if low == share.max() else share
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Lent:
-    """What superseded fragments lend."""
-
-    signals: Signals
-    """Of the lenders."""
-    borrowers: Slots
-    """Parallel to them, the slots of the current ends of their chains."""

@@ -73,6 +73,8 @@ class Found:
         return [one.id for one in (*self.results, *self.companions.values())]
 
 
+_MORE_MAX = 1_000
+"""Additional neighbours that the index is asked for at most, in place of superseded ones."""
 _USUAL = Filter(tiers=(Tier.SHORT_TERM, Tier.LONG_TERM))
 """What a recall selects without a filter."""
 Rank = Callable[[Cosines, Legs | None, Unread | None], Awaitable[Found]]
@@ -198,6 +200,14 @@ def add_lenders(working: WorkingSet, masks: Masks, question: RankingQuery, legs:
     near = near[lending.mask[near]]
     lenders = candidates(legs.alone.shares, legs.around.shares, near, lending.mask, question.per_leg)
     return np.concatenate(find_borrowers(columns, lenders, lending, masks.allowed))
+
+
+def search_count(working: WorkingSet, query: Query, question: RankingQuery) -> int:
+    """How many neighbours the index is asked for: more than a leg needs, because some may be filtered, forgotten,
+    removed or superseded.
+    """
+    superseded = 0 if truth_of(working.record.policy, query) is Truth.ALL else working.links.superseded_count
+    return question.per_leg * 4 + min(superseded, _MORE_MAX)
 
 
 def _filter_mask(working: WorkingSet, chosen: Filter, now_us: int, tested: TestedConditions | None) -> Mask:

@@ -25,7 +25,7 @@ from memstream_server.core.candidates import Unread, candidates, widen_candidate
 from memstream_server.core.dense import Cosines, multiply_rows
 from memstream_server.core.filters import EVERYTHING, TestedConditions, search_metadata
 from memstream_server.core.lexical import Legs, WordStatistics, query_terms
-from memstream_server.core.policy import AUTO_LANGUAGE, RankingRule, Truth
+from memstream_server.core.policy import AUTO_LANGUAGE, RankingRule
 from memstream_server.core.ranking import RankingQuery
 from memstream_server.core.speakers import list_named
 from memstream_server.core.time_phrases.recognition import TimePhrase, asks_only_time, find_times, has_time_words
@@ -54,7 +54,7 @@ from memstream_server.engine.recall.rank_memory import (
     pin_times,
     rank_in_ram,
     rank_memory,
-    truth_of,
+    search_count,
     weak_floor,
 )
 from memstream_server.engine.recall.reranking import VERSION, Reranking
@@ -76,8 +76,6 @@ log = structlog.get_logger(__name__)
 
 RANKINGS_MAX = 10
 """Rankings of one recall with a receipt, if its results change meanwhile."""
-_MORE_MAX = 1_000
-"""Additional neighbours that the index is asked for at most, in place of superseded ones."""
 
 
 @dataclass(slots=True, eq=False)
@@ -300,7 +298,7 @@ class Recaller:
             ids, _ = await self._storage.index.search(
                 working.record.uid,
                 question.vector,
-                _search_count(working, query, question),
+                search_count(working, query, question),
                 working.embedding.name,
                 watch.left_s(query),
             )
@@ -473,11 +471,3 @@ def _asks_about_the_past(interpreted: Sequence[TimePhrase], query: Query, clock:
     """Whether a phrase of time in the query names a time that is over: the statement of that time is wanted then."""
     now_us = clock.now_us() if query.now_us is None else query.now_us
     return any(one.window.end_us is not None and one.window.end_us <= now_us for one in interpreted)
-
-
-def _search_count(working: WorkingSet, query: Query, question: RankingQuery) -> int:
-    """How many neighbours the index is asked for: more than a leg needs, because some may be filtered, forgotten,
-    removed or superseded.
-    """
-    superseded = 0 if truth_of(working.record.policy, query) is Truth.ALL else working.links.superseded_count
-    return question.per_leg * 4 + min(superseded, _MORE_MAX)
