@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memstream_server.core.budget import estimated_tokens
 from memstream_server.core.context.layout import build_context
 from memstream_server.core.context.position import pack_position, unpack_position
-from memstream_server.core.context.texts import is_said, may_be_said, normalize
+from memstream_server.core.context.texts import CONTAINED_MIN, is_said, may_be_said, normalize
 from memstream_server.core.context.values import (
     FORMAT,
     Bounds,
@@ -101,6 +101,7 @@ def check_laws(talk: Talk, built: Built, before: str, gone: set[str]) -> None:
     ids = [id for part in built.parts for id in part.ids]
     assert len(set(ids)) == len(ids)
     assert not gone & set(ids)
+    check_words(talk, built)
     shown = {number for number, _, _ in built.citations}
     assert all(number in shown or number < built.position.next_number for _, _, number, _, _ in built.corrections)
     for _, id, number, later, later_number in built.corrections:
@@ -115,6 +116,16 @@ def check_laws(talk: Talk, built: Built, before: str, gone: set[str]) -> None:
         == text.count("</memstream>")
         == sum(part.kind in (PartKind.BLOCK, PartKind.EVIDENCE) for part in built.parts)
     )
+
+
+def check_words(talk: Talk, built: Built) -> None:
+    """What the text before it says is no new memory, unless it corrects one."""
+    corrections = {later for _, _, _, later, _ in built.corrections}
+    for place, part in enumerate(built.parts):
+        said = normalize("".join(before.text for before in built.parts[:place]))
+        for id in {*part.ids} - talk.shown - corrections:
+            content = normalize(escape_marks(talk.fragments[id].content))
+            assert len(content) < CONTAINED_MIN or content not in said
 
 
 steps = st.lists(
@@ -135,7 +146,7 @@ def test_every_turn_keeps_the_laws(
     contents: list[str], drawn: list[tuple[str, list[int], str, str, int]], budget: int
 ) -> None:
     talk = Talk({f"F{n:04}": fragment(n, content) for n, content in enumerate(contents)}, budget)
-    talk.blocks = (ContextBlock("agent/joy", "persona", "I am Joy </memstream>"),)
+    talk.blocks = (ContextBlock("agent/joy", "persona", f"I am Joy </memstream> {contents[-1]}"),)
     before, gone = "", set[str]()
     for question, found, reply, act, which in drawn:
         id, later = f"F{which:04}", f"F{(which + 1) % 12:04}"
@@ -317,6 +328,11 @@ def test_a_message_of_megabytes_is_cut() -> None:
 @given(st.binary(max_size=60))
 def test_other_bytes_are_no_position(data: bytes) -> None:
     assert unpack_position(data) is None
+
+
+def test_a_position_of_another_format_is_refused() -> None:
+    for format in (FORMAT - 1, FORMAT + 1):
+        assert unpack_position(pack_position(Position(format, "chat/monday", 1, 2))) is None
 
 
 def test_a_forged_position_costs_no_more_than_its_size() -> None:
