@@ -65,7 +65,7 @@ def _repacked(data_dir: Path, **changes: object) -> None:
     """Replace the record of one fragment."""
     blob = asked(data_dir, f"SELECT payload FROM fragments WHERE key = ({ONE})")[0][0]
     fragment = codec.decode_fragment(blob, 0, 0).but(**changes)
-    changed(data_dir, f"UPDATE fragments SET payload = :blob WHERE key = ({ONE})", blob=codec.encode_fragment(fragment))
+    changed(data_dir, f"UPDATE fragments SET payload = :blob WHERE key = ({ONE})", blob=codec.encode_record(fragment))
 
 
 def _told(data_dir: Path, *events: Event) -> None:
@@ -249,7 +249,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
             data_dir,
             "INSERT INTO anchors (memory, id, vector, enhancements)"
             f" SELECT memory, id, NULL, :none FROM fragments WHERE key = ({ONE})",
-            none=codec.encode_enhancements(()),
+            none=codec.encode_record(()),
         ),
     ),
     "another enhancer": (
@@ -258,7 +258,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
         lambda data_dir: changed(
             data_dir,
             "UPDATE anchors SET enhancements = :other",
-            other=codec.encode_enhancements((Enhancement("E", ""),)),
+            other=codec.encode_record((Enhancement("E", ""),)),
         ),
     ),
     "a short vector": (

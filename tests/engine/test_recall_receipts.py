@@ -188,7 +188,7 @@ async def test_a_receipt_of_an_older_formula_names_it(tmp_path: Path, formula: s
         id_ = await recalled(engine)
         (kept,) = await receipts(engine)
     old = replace(kept, formula=formula, analyzer=1, weights=tuple((0.02, *row[1:]) for row in kept.weights))
-    payload = codec.encode_recall_receipt(old)
+    payload = codec.encode_record(old)
     assert b"analyzer" not in payload
     assert change_rows(tmp_path, "UPDATE recall_receipts SET payload = ?", payload) == 1
     async with open_engine(tmp_path) as engine:

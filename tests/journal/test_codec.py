@@ -25,13 +25,11 @@ def test_policy_without_newer_field_uses_profile_default(profile: Profile, field
 
 def test_fragment_without_newer_fields_decodes() -> None:
     fragment = Fragment(id="a", content="tea", importance=0.9, expire_time_us=9)
-    written = msgspec.msgpack.decode(codec.encode_fragment(fragment)[1:])
+    written = msgspec.msgpack.decode(codec.encode_record(fragment)[1:])
     assert not {"own_importance", "superseded_by", "valid_from_us"} & written.keys(), "defaults take space"
     del written["importance"]
     fragment = fragment.but(importance=0.5)
-    assert (
-        codec.decode_fragment(codec.encode_fragment(fragment)[:1] + msgspec.msgpack.encode(written), 0, 0) == fragment
-    )
+    assert codec.decode_fragment(codec.encode_record(fragment)[:1] + msgspec.msgpack.encode(written), 0, 0) == fragment
 
 
 @pytest.mark.parametrize("count", [0, 1, 500])

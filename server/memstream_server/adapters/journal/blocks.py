@@ -254,7 +254,7 @@ def _write_block(connection: Connection, name: BlockName, decide: Decide, writin
     content = decide(old)
     if writing.sources is not None:
         _check_sources(connection, memory.number, writing.sources)
-    if old is not None and codec.encode_block(old) == codec.encode_block(replace(old, content=content)):
+    if old is not None and codec.encode_record(old) == codec.encode_record(replace(old, content=content)):
         return old  # compared as stored: True and 1 are equal values
     if old is None and connection.execute(_COUNT, {"m": memory.number}).scalar_one() >= writing.blocks_max:
         raise BlocksFull(f"the memory {name.of} has {writing.blocks_max} blocks, the most that are allowed")
@@ -354,7 +354,7 @@ def _put_rows(connection: Connection, number: int, made: Sequence[Block]) -> Non
             "key": row_key(number, one.version),
             "memory": number,
             "name": one.name,
-            "payload": codec.encode_block(one),
+            "payload": codec.encode_record(one),
             "sources": " ".join(one.content.standing.sources) or None if one.content.standing is not None else None,
         }
         for one in made

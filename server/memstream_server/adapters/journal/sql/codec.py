@@ -10,8 +10,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -45,6 +46,9 @@ HASH_WIDTH = 16
 """Bytes of an observation's content hash."""
 
 T = TypeVar("T")
+_Lists: TypeAlias = "tuple[Event, ...] | tuple[Enhancement, ...] | tuple[Rejection, ...] | tuple[Outcome, ...]"
+Record: TypeAlias = "Fragment | BatchReceipt | RecallReceipt | Message | Plan | Block | _Lists"
+"""What a blob holds."""
 
 
 def _to_native(value: Any) -> Any:
@@ -67,17 +71,11 @@ class _Citing(msgspec.Struct):
 _fragment = msgspec.msgpack.Decoder(Fragment)
 _citing = msgspec.msgpack.Decoder(_Citing)
 _fragments = msgspec.msgpack.Decoder(list[int | Fragment])
-_receipt = msgspec.msgpack.Decoder(BatchReceipt)
 _events = msgspec.msgpack.Decoder(tuple[Event, ...])
-_enhancements = msgspec.msgpack.Decoder(tuple[Enhancement, ...])
 _rejections = msgspec.msgpack.Decoder(tuple[Rejection, ...])
 _outcomes = msgspec.msgpack.Decoder(tuple[Outcome, ...])
 _policy = msgspec.json.Decoder(Policy)
 _labels = msgspec.json.Decoder(Labels)
-_recall_receipt = msgspec.msgpack.Decoder(RecallReceipt)
-_message = msgspec.msgpack.Decoder(Message)
-_plan = msgspec.msgpack.Decoder(Plan)
-_block = msgspec.msgpack.Decoder(Block)
 
 
 class _StoredSpace(msgspec.Struct):
@@ -91,7 +89,8 @@ class _StoredSpace(msgspec.Struct):
 _space = msgspec.json.Decoder(_StoredSpace)
 
 
-def _encode_blob(value: Any) -> bytes:
+def encode_record(value: Record) -> bytes:
+    """The version, and the value as msgpack."""
     return _PREFIX + _encoder.encode(value)
 
 
@@ -108,8 +107,12 @@ def _decode_checked(decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T
         raise Unreadable(f"a record of the journal cannot be decoded ({error}): restore a backup") from error
 
 
-def encode_fragment(fragment: Fragment) -> bytes:
-    return _encode_blob(fragment)
+decode_receipt = partial(_decode_blob, msgspec.msgpack.Decoder(BatchReceipt))
+decode_enhancements = partial(_decode_blob, msgspec.msgpack.Decoder(tuple[Enhancement, ...]))
+decode_recall_receipt = partial(_decode_blob, msgspec.msgpack.Decoder(RecallReceipt))
+decode_message = partial(_decode_blob, msgspec.msgpack.Decoder(Message))
+decode_plan = partial(_decode_blob, msgspec.msgpack.Decoder(Plan))
+decode_block = partial(_decode_blob, msgspec.msgpack.Decoder(Block))
 
 
 def decode_fragment(blob: bytes, access_count: int, access_time_us: int, model: str | None = None) -> Fragment:
@@ -154,17 +157,9 @@ def _set_current_columns(fragment: Fragment, access_count: int, access_time_us: 
     force_setattr(fragment, "access_time_us", access_time_us)
 
 
-def encode_receipt(receipt: BatchReceipt) -> bytes:
-    return _encode_blob(receipt)
-
-
-def decode_receipt(blob: bytes) -> BatchReceipt:
-    return _decode_blob(_receipt, blob)
-
-
 def encode_events(events: tuple[Event, ...]) -> bytes:
     """Those of a large batch are compressed to a third or less: their ids begin alike, and an event repeats one."""
-    packed = _encode_blob(events)
+    packed = encode_record(events)
     if len(packed) < _COMPRESSED_BYTES_MIN:
         return packed
     return _COMPRESSED + zlib.compress(memoryview(packed)[1:], 1)
@@ -183,25 +178,13 @@ def _expand_events(blob: bytes) -> bytes:
         raise Unreadable(f"a record of the journal cannot be decoded ({error}): restore a backup") from error
 
 
-def encode_enhancements(enhancements: tuple[Enhancement, ...]) -> bytes:
-    return _encode_blob(enhancements)
-
-
-def decode_enhancements(blob: bytes) -> tuple[Enhancement, ...]:
-    return _decode_blob(_enhancements, blob)
-
-
 def encode_rejections(rejections: tuple[Rejection, ...]) -> bytes | None:
     """None for no rejections, the usual case."""
-    return _encode_blob(rejections) if rejections else None
+    return encode_record(rejections) if rejections else None
 
 
 def decode_rejections(blob: bytes | None) -> tuple[Rejection, ...]:
     return () if blob is None else _decode_blob(_rejections, blob)
-
-
-def encode_outcomes(outcomes: tuple[Outcome, ...]) -> bytes:
-    return _encode_blob(outcomes)
 
 
 def decode_outcomes(blob: bytes | None) -> tuple[Outcome, ...] | None:
@@ -294,35 +277,3 @@ def encode_space(space: Space) -> str:
 def decode_space(data: str) -> Space:
     stored = _decode_checked(_space, data)
     return Space(stored.model, stored.dimension, stored.index_layout)
-
-
-def encode_recall_receipt(receipt: RecallReceipt) -> bytes:
-    return _encode_blob(receipt)
-
-
-def decode_recall_receipt(blob: bytes) -> RecallReceipt:
-    return _decode_blob(_recall_receipt, blob)
-
-
-def encode_message(message: Message) -> bytes:
-    return _encode_blob(message)
-
-
-def decode_message(blob: bytes) -> Message:
-    return _decode_blob(_message, blob)
-
-
-def encode_plan(plan: Plan) -> bytes:
-    return _encode_blob(plan)
-
-
-def decode_plan(blob: bytes) -> Plan:
-    return _decode_blob(_plan, blob)
-
-
-def encode_block(block: Block) -> bytes:
-    return _encode_blob(block)
-
-
-def decode_block(blob: bytes) -> Block:
-    return _decode_blob(_block, blob)

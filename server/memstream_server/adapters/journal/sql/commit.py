@@ -255,7 +255,7 @@ def _advance_stored(connection: Connection, commits: Sequence[Numbered]) -> None
 
 def _keep_outcomes(connection: Connection, commits: Sequence[Numbered]) -> None:
     kept = [(number, some) for number, one in commits for some in one.outcomes]
-    encoded = [(number, it.producer, it.last_sequence, codec.encode_outcomes(it.each)) for number, it in kept]
+    encoded = [(number, it.producer, it.last_sequence, codec.encode_record(it.each)) for number, it in kept]
     bulk.write_rows(connection, _OUTCOMES, encoded)
 
 
@@ -407,7 +407,7 @@ def _fragment_row(number: int, row: Row) -> tuple[Any, ...]:
         fragment.speaker,
         fragment.external_id or None,
         fragment.model,
-        codec.encode_fragment(fragment),
+        codec.encode_record(fragment),
         codec.encode_terms(row.terms),
     )
 
@@ -421,7 +421,7 @@ def _put_anchors(connection: Connection, commits: Sequence[Numbered]) -> None:
     rows = [
         (
             *(number, anchor.id, encode_anchor(anchor.vector, anchor.origin)),
-            *(codec.encode_enhancements(anchor.enhancements), anchor.model),
+            *(codec.encode_record(anchor.enhancements), anchor.model),
             *((None, None) if beside is None else (beside[0], encode_anchor(beside[1], anchor.origin_beside))),
         )
         for number, one in commits

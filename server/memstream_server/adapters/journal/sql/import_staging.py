@@ -32,7 +32,7 @@ def put_staged(
 
 def put_plans(connection: Connection, number: int, given: Sequence[Plan]) -> None:
     """Write plans in the place of those with their numbers; of several with one number the last."""
-    rows = [(row_key(number, plan.number), plan.state.value, codec.encode_plan(plan)) for plan in given]
+    rows = [(row_key(number, plan.number), plan.state.value, codec.encode_record(plan)) for plan in given]
     bulk.write_rows(connection, _PLANS, rows)
 
 

@@ -173,7 +173,7 @@ def write_messages(connection: Connection, number: int, given: Iterable[Message]
             bodies.append((key, one.body if parts is None else b"", parts))
             one = replace(one, body=None)
         named = (number, one.client_id) if one.client_id else (None, None)
-        rows.append((key, one.sender, one.receiver, one.current_goal, codec.encode_message(one), *named))
+        rows.append((key, one.sender, one.receiver, one.current_goal, codec.encode_record(one), *named))
     bulk.write_rows(connection, _MESSAGES, rows)
     hidden.write_bodies(connection, bodies)
 

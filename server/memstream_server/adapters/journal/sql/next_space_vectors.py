@@ -128,11 +128,11 @@ def add_vectors(connection: Connection, uid: str, model: str, made: Sequence[Mad
     ]
     bulk.write_rows(connection, _VECTORS, stored)
     refused = [(row_key(number, each.position), each) for one, each in kept if one.vector is None and each.model]
-    bulk.write_rows(connection, _REFUSED, [(key, codec.encode_fragment(each.but(model=""))) for key, each in refused])
+    bulk.write_rows(connection, _REFUSED, [(key, codec.encode_record(each.but(model=""))) for key, each in refused])
     indexed = [each for _, each in given if each.tier is Tier.LONG_TERM and each.forget_time_us is None]
     bulk.write_rows(connection, _OUTBOX, [(uid, each.id, False) for each in indexed])
     held = [
-        (number, one.fragment, None, codec.encode_enhancements(()), "", model, _encode_content(one))
+        (number, one.fragment, None, codec.encode_record(()), "", model, _encode_content(one))
         for one, each in kept
         if one.content_vector is not None and each.tier is not Tier.LONG_TERM and each.forget_time_us is None
     ]

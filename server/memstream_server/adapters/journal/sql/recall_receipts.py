@@ -67,7 +67,7 @@ def keep_receipt(connection: Connection, number: int, commit: Commit) -> None:
             "key": row_key(number, commit.revision + 1),
             "id": receipt.id,
             "time_us": receipt.time_us,
-            "payload": codec.encode_recall_receipt(receipt),
+            "payload": codec.encode_record(receipt),
         }
         connection.execute(insert(recall_receipts), row)
     if receipt is not None or commit.policy is not None:
@@ -98,7 +98,7 @@ def erase_evidence(connection: Connection, number: int, ids: Sequence[str]) -> N
         receipt = codec.decode_recall_receipt(payload)
         changed = _without_evidence(receipt, gone, words)
         if changed != receipt:
-            connection.execute(_CHANGE, {"at": key, "new": codec.encode_recall_receipt(changed)})
+            connection.execute(_CHANGE, {"at": key, "new": codec.encode_record(changed)})
 
 
 def _read_words(connection: Connection, number: int, ids: Sequence[str]) -> tuple[set[bytes], set[int]] | None:

@@ -334,7 +334,7 @@ def receive_batches(connection: Connection, given: Sequence[BatchReceipt]) -> No
             receipt.producer,
             receipt.first_sequence,
             len(receipt.fragments),
-            codec.encode_receipt(receipt),
+            codec.encode_record(receipt),
         )
         for receipt in given
         if receipt.fragments  # otherwise all were rejected: nothing is pending
@@ -392,7 +392,7 @@ def _advance_producers(connection: Connection, given: Sequence[tuple[int, BatchR
             *(number, receipt.producer, receipt.last_sequence, receipt.first_sequence),
             *(codec.encode_hashes(receipt.hashes), codec.encode_rejections(receipt.rejections)),
             # If all items were rejected nothing is ever stored, so the outcomes are final.
-            codec.encode_outcomes(()) if receipt.outcomes and not receipt.fragments else None,
+            codec.encode_record(()) if receipt.outcomes and not receipt.fragments else None,
         )
         for number, receipt in given
     ]
