@@ -22,11 +22,18 @@ from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import Verb, caller_may
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import WatcherStalled
-from memstream_server.rpc.idempotency import IdempotentCall, idempotent_call, respond_once
+from memstream_server.rpc.idempotency import IdempotentCall, idempotent_call, respond_to_write
 from memstream_server.rpc.limits import RequestLimits, encode_fitting
 from memstream_server.rpc.scopes import CallerRights
 from memstream_server.rpc.slow_consumer import end_if_stalled, follow_changes, read_progress_s
-from memstream_server.rpc.validation import Violations, check_bounds, check_identifier, check_name, memory_name
+from memstream_server.rpc.validation import (
+    Violations,
+    check_bounds,
+    check_identifier,
+    check_name,
+    memory_name,
+    read_etag,
+)
 from memstream_server.rpc.wire import observations, scalars
 from memstream_server.rpc.wire.filters import read_filter
 
@@ -62,7 +69,7 @@ class BlockService:
             metadata = scalars.read_metadata(found, "metadata.metadata", request.metadata.metadata, self._limits)
         version = None
         if request.WhichOneof("precondition") == "etag":
-            version = _read_etag(found, request.etag)
+            version = read_etag(found, request.etag, _ETAG_CHARS_MAX)
         elif request.absent:
             version = 0
         standing = self._read_question(found, request) if request.HasField("standing") else None
@@ -122,7 +129,7 @@ class BlockService:
         found = Violations()
         name = self._name_of(found, request)
         edit = _read_edit(found, request)
-        version = _read_etag(found, request.etag) if request.etag else None
+        version = read_etag(found, request.etag, _ETAG_CHARS_MAX) if request.etag else None
         self._check_request(found, request.request_id)
         return await self._respond_once(
             request,
@@ -134,7 +141,7 @@ class BlockService:
     async def delete_block(self, request: pb.DeleteBlockRequest, _context: _Context) -> pb.DeleteBlockResponse:
         found = Violations()
         name = self._name_of(found, request)
-        version = _read_etag(found, request.etag) if request.etag else None
+        version = read_etag(found, request.etag, _ETAG_CHARS_MAX) if request.etag else None
         self._check_request(found, request.request_id)
         return await self._respond_once(
             request,
@@ -219,13 +226,9 @@ class BlockService:
         write: Callable[[AnswerOf[T]], Awaitable[T]],
         response: Callable[[T], R],
     ) -> R:
-        """Writes and responds; a repeat of a request_id gets the first response, even if both run at once."""
+        """A repeat of a request_id gets the first response, even if both run at once."""
         call: IdempotentCall[R] | None = idempotent_call(request, request.namespace, request.request_id, response_type)
-
-        async def act() -> R:
-            return response(await write(None if call is None else lambda done: call.make_answer(response(done))))
-
-        return await respond_once(call, self._engine, act)
+        return await respond_to_write(call, self._engine, write, response)
 
 
 def block_message(block: Block, *, text: bool = True) -> pb.Block:
@@ -264,13 +267,6 @@ def _write_standing(message: pb.StandingAnswer, block: Block, standing: Standing
     message.model = standing.model
     if block.state is not None:
         message.revision, message.problem = max(0, block.state.revision), block.state.problem
-
-
-def _read_etag(found: Violations, etag: str) -> int:
-    if not (etag.isascii() and etag.isdigit() and len(etag) <= _ETAG_CHARS_MAX):
-        found.add("etag", "is not one that the server gave")
-        return 0
-    return int(etag)
 
 
 def _read_edit(found: Violations, request: pb.EditBlockRequest) -> Edit:

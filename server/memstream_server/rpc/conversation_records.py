@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -32,10 +33,10 @@ from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import Verb, caller_may
 from memstream_server.rpc.errors import PermissionDenied
 from memstream_server.rpc.fragments import put_response, read_put
-from memstream_server.rpc.idempotency import idempotent_call, respond_once
+from memstream_server.rpc.idempotency import idempotent_call, respond_to_write
 from memstream_server.rpc.limits import encode_fitting
 from memstream_server.rpc.messages import MessageService, appended_response, removed_response, replaced_response
-from memstream_server.rpc.validation import Violations, check_identifier, check_name
+from memstream_server.rpc.validation import Violations, check_identifier, check_name, read_etag
 from memstream_server.rpc.wire import conversations as wire
 from memstream_server.rpc.wire.policies import read_labels
 from memstream_server.rpc.wire.scalars import duration_us
@@ -187,7 +188,7 @@ class SessionService(MessageService):
         document = await wire.read_json(found, "document", request.document, self._limits)
         version = None
         if request.WhichOneof("precondition") == "etag":
-            version = _read_etag(found, request.etag)
+            version = read_etag(found, request.etag, _VERSION_CHARS_MAX)
         elif request.absent:
             version = 0
         return SetState(name, document, version)
@@ -205,7 +206,7 @@ class SessionService(MessageService):
 
     def _read_state_deletion(self, found: Violations, request: pb.DeleteStateRequest) -> DeleteState:
         name = wire.read_state_name(found, request.namespace, request.scope, request.name, self._limits)
-        return DeleteState(name, _read_etag(found, request.etag) if request.etag else None)
+        return DeleteState(name, read_etag(found, request.etag, _VERSION_CHARS_MAX) if request.etag else None)
 
     async def erase_user(self, request: pb.EraseUserRequest, _context: _Context) -> pb.EraseUserResponse:
         found = Violations()
@@ -244,11 +245,8 @@ class SessionService(MessageService):
         def respond(done: Written) -> pb.WriteTogetherResponse:
             return _transaction_response(request, writes, done)
 
-        async def act() -> pb.WriteTogetherResponse:
-            answer = None if call is None else lambda done: call.make_answer(respond(done))
-            return respond(await self._conversations.write_together(given, answer))
-
-        return await respond_once(call, self._conversations, act)
+        together = partial(self._conversations.write_together, given)
+        return await respond_to_write(call, self._conversations, together, respond)
 
     async def _read_write(
         self, found: Violations, place: int, write: pb.TransactionWrite, request: pb.WriteTogetherRequest
@@ -282,13 +280,6 @@ class SessionService(MessageService):
                 _fill_name(inside, given, "memory", request.memory)
                 check_name(inside, "memory", given.memory, self._limits)
                 return read_put(inside, write.put_fragment, self._limits, self._conversations.dimension)
-
-
-def _read_etag(found: Violations, etag: str) -> int:
-    if not (etag.isascii() and etag.isdigit() and len(etag) <= _VERSION_CHARS_MAX):
-        found.add("etag", "is not one that the server gave")
-        return 0
-    return int(etag)
 
 
 def _fill_name(found: Violations, given: Any, field: str, value: str) -> None:

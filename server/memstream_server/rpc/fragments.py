@@ -17,7 +17,7 @@ from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.errors import PageTokenInvalid
-from memstream_server.rpc.idempotency import commit_with_answer, idempotent_call, respond_once
+from memstream_server.rpc.idempotency import answer_from, commit_with_answer, idempotent_call, respond_once
 from memstream_server.rpc.limits import ENTRIES_PER_SLICE, RequestLimits, encode_fitting
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name, quote_text
 from memstream_server.rpc.wire import observations, scalars
@@ -314,8 +314,7 @@ class FragmentMethods:
             def respond(operation: Operation) -> pb.EraseFragmentsResponse:
                 return _erase_response(operation, unmatched)
 
-            answer = None if call is None else lambda operation: call.make_answer(respond(operation))
-            return respond(await self._engine.erasing.start(namespace, name, which, answer))
+            return respond(await self._engine.erasing.start(namespace, name, which, answer_from(call, respond)))
 
         return await respond_once(call, self._engine, erase)
 

@@ -91,6 +91,25 @@ async def respond_once(
         raise
 
 
+def answer_from(call: IdempotentCall[R] | None, response: Callable[[T], R]) -> Callable[[T], Answer] | None:
+    """What makes the response to store from the result of a change; None if the client gave no request_id."""
+    return None if call is None else lambda result: call.make_answer(response(result))
+
+
+async def respond_to_write(
+    call: IdempotentCall[R] | None,
+    answers: Answers,
+    write: Callable[[Callable[[T], Answer] | None], Awaitable[T]],
+    response: Callable[[T], R],
+) -> R:
+    """As `respond_once`, of a `write` that stores its result and the response together."""
+
+    async def act() -> R:
+        return response(await write(answer_from(call, response)))
+
+    return await respond_once(call, answers, act)
+
+
 def answer_of(call: IdempotentCall[R] | None, response: Callable[[], R]) -> Answer | None:
     """The response to store, if repeats of the call are to get it."""
     return None if call is None else call.make_answer(response())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -24,10 +25,12 @@ from memstream_server.rpc.access.caller import list_readable
 from memstream_server.rpc.fragments import FragmentMethods
 from memstream_server.rpc.idempotency import (
     IdempotentCall,
+    answer_from,
     answer_of,
     commit_with_answer,
     idempotent_call,
     respond_once,
+    respond_to_write,
 )
 from memstream_server.rpc.limits import encode_fitting
 from memstream_server.rpc.memory_records import ConflictMethods, ReceiptMethods, SessionMethods, StandingQueryMethods
@@ -72,10 +75,12 @@ class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQue
         request_id = check_identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, namespace, request_id, pb.CreateMemoryResponse)
-        answer = _answer_of(call, lambda record: _create_response(record, True))
+
+        def respond(record: MemoryRecord) -> pb.CreateMemoryResponse:
+            return _create_response(record, True)
 
         async def create() -> pb.CreateMemoryResponse:
-            record, created = await self._engine.memories.create(new, answer)
+            record, created = await self._engine.memories.create(new, answer_from(call, respond))
             if not created:
                 _check_same(request, record)
             return _create_response(record, created)
@@ -112,13 +117,8 @@ class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQue
         _check_mask(found, request.update_mask.paths)
         found.check()
         call = idempotent_call(request, namespace, request_id, pb.UpdateMemoryResponse)
-
-        async def update() -> pb.UpdateMemoryResponse:
-            return _update_response(
-                await self._update_memory(request, namespace, name, _answer_of(call, _update_response))
-            )
-
-        return await respond_once(call, self._engine, update)
+        update = partial(self._update_memory, request, namespace, name)
+        return await respond_to_write(call, self._engine, update, _update_response)
 
     async def _update_memory(
         self, request: pb.UpdateMemoryRequest, namespace: str, name: str, answer: AnswerOf | None
@@ -164,12 +164,8 @@ class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQue
         request_id = check_identifier(found, "request_id", request.request_id, self._limits)
         found.check()
         call = idempotent_call(request, namespace, request_id, pb.CloneMemoryResponse)
-        answer = _answer_of(call, _clone_response)
-
-        async def clone() -> pb.CloneMemoryResponse:
-            return _clone_response(await self._engine.memories.clone(namespace, name, new_namespace, new_name, answer))
-
-        return await respond_once(call, self._engine, clone)
+        clone = partial(self._engine.memories.clone, namespace, name, new_namespace, new_name)
+        return await respond_to_write(call, self._engine, clone, _clone_response)
 
     async def clear_memory(self, request: pb.ClearMemoryRequest, _context: _Context) -> pb.ClearMemoryResponse:
         found = Violations()
@@ -223,11 +219,8 @@ class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQue
         def make_response(operation: Operation) -> pb.ReflectMemoryResponse:
             return pb.ReflectMemoryResponse(operation=operation_message(operation))
 
-        async def start() -> pb.ReflectMemoryResponse:
-            answer = None if call is None else lambda operation: call.make_answer(make_response(operation))
-            return make_response(await self._engine.reflecting.start(namespace, name, answer))
-
-        return await respond_once(call, self._engine, start)
+        start = partial(self._engine.reflecting.start, namespace, name)
+        return await respond_to_write(call, self._engine, start, make_response)
 
     def _memory_of(self, request: pb.GetMemoryRequest | pb.GetMemoryStatsRequest) -> tuple[str, str]:
         found = Violations()
@@ -310,7 +303,7 @@ class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQue
 
         async def begin() -> pb.ImportMemoriesResponse:
             await importer.check_target(intake, summary, target)
-            answer = None if call is None else lambda operation: call.make_answer(_import_response(operation))
+            answer = answer_from(call, _import_response)
             return _import_response(await importer.begin_import(intake, summary, target, answer))
 
         return await respond_once(call, self._engine, begin)
@@ -334,10 +327,6 @@ def _check_mask(found: Violations, paths: Any) -> None:
 
 def _add_memory(page: pb.ListMemoriesResponse, record: MemoryRecord) -> None:
     page.memories.append(policies.memory_message(record))
-
-
-def _answer_of(call: IdempotentCall[Any] | None, response: Any) -> AnswerOf | None:
-    return None if call is None else lambda record: call.make_answer(response(record))
 
 
 def _check_same(request: pb.CreateMemoryRequest, record: MemoryRecord) -> None:

@@ -23,7 +23,7 @@ from memstream_server.ports.conversations import (
     Removed,
 )
 from memstream_server.rpc import page_tokens, validation
-from memstream_server.rpc.idempotency import IdempotentCall, idempotent_call, respond_once
+from memstream_server.rpc.idempotency import IdempotentCall, idempotent_call, respond_to_write
 from memstream_server.rpc.limits import RequestLimits, encode_fitting
 from memstream_server.rpc.validation import Violations, check_identifier
 from memstream_server.rpc.wire import conversations as wire
@@ -261,15 +261,11 @@ class MessageService:
         write: Callable[[AnswerOf[T]], Awaitable[T]],
         response: Callable[[T], R],
     ) -> R:
-        """Writes and responds; a repeat of a request_id gets the first response, even if both run at once."""
+        """A repeat of a request_id gets the first response, even if both run at once."""
         call: IdempotentCall[R] | None = idempotent_call(
             request, namespace, request.request_id, _response_type(request)
         )
-
-        async def act() -> R:
-            return response(await write(None if call is None else lambda done: call.make_answer(response(done))))
-
-        return await respond_once(call, self._conversations, act)
+        return await respond_to_write(call, self._conversations, write, response)
 
 
 def replaced_response(named: ConversationName, done: Message) -> pb.ReplaceMessageResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from memstream.v1 import operation_service_pb2 as pb
 from memstream_server.ports.operations import Operation
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import list_readable
-from memstream_server.rpc.idempotency import idempotent_call, respond_once
+from memstream_server.rpc.idempotency import idempotent_call, respond_to_write
 from memstream_server.rpc.limits import RequestLimits, encode_fitting
 from memstream_server.rpc.validation import Violations, check_identifier
 from memstream_server.rpc.wire.operations import operation_message
@@ -40,11 +41,8 @@ class OperationService:
         def make_response(operation: Operation) -> pb.StartReindexResponse:
             return pb.StartReindexResponse(operation=operation_message(operation))
 
-        async def start() -> pb.StartReindexResponse:
-            answer = None if call is None else lambda operation: call.make_answer(make_response(operation))
-            return make_response(await self._engine.reindexing.start(request.embed, request.missing, answer))
-
-        return await respond_once(call, self._engine, start)
+        start = partial(self._engine.reindexing.start, request.embed, request.missing)
+        return await respond_to_write(call, self._engine, start, make_response)
 
     async def start_purge(self, request: pb.StartPurgeRequest, _context: _Context) -> pb.StartPurgeResponse:
         found = Violations()
@@ -56,11 +54,8 @@ class OperationService:
         def make_response(operation: Operation) -> pb.StartPurgeResponse:
             return pb.StartPurgeResponse(operation=operation_message(operation))
 
-        async def start() -> pb.StartPurgeResponse:
-            answer = None if call is None else lambda operation: call.make_answer(make_response(operation))
-            return make_response(await self._engine.purging.start(namespace, memory, answer))
-
-        return await respond_once(call, self._engine, start)
+        start = partial(self._engine.purging.start, namespace, memory)
+        return await respond_to_write(call, self._engine, start, make_response)
 
     async def get_operation(self, request: pb.GetOperationRequest, _context: _Context) -> pb.GetOperationResponse:
         operation = await self._engine.operations.get(self._validate_id(request.id))

@@ -110,6 +110,14 @@ def check_bounds(found: Violations, field: str, value: float, low: float, high: 
     return value
 
 
+def read_etag(found: Violations, etag: str, chars_max: int) -> int:
+    """The version that an etag is, at most `chars_max` digits."""
+    if not (etag.isascii() and etag.isdigit() and len(etag) <= chars_max):
+        found.add("etag", "is not one that the server gave")
+        return 0
+    return int(etag)
+
+
 def not_negative(found: Violations, field: str, value: int) -> int:
     """Validates a count or a revision."""
     if value < 0:
