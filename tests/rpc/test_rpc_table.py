@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
@@ -44,10 +46,8 @@ def test_every_capability_of_the_contract_has_an_rpc() -> None:
 
 def test_every_type_of_operation_has_a_verb() -> None:
     engine = ROOT / "server/memstream_server/engine"
+    sources = [file.read_text("utf-8") for file in engine.rglob("*.py")]
     types = {
-        line.split('"')[1]
-        for file in engine.rglob("*.py")
-        for line in file.read_text("utf-8").splitlines()
-        if line.startswith('TYPE = "')
-    } | {"import"}
+        name for text in sources for name in re.findall(r'(?:^TYPE = |register_type\()"(\w+)"', text, re.MULTILINE)
+    }
     assert types == set(VERB_OF_OPERATION)
