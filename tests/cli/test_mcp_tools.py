@@ -279,6 +279,20 @@ async def test_project_is_the_hosts_root_or_the_working_directory(server: Server
             assert (await done(client, "list"))["memory"] == f"{namespace}/{project_name(expected)}"
 
 
+async def test_first_calls_at_once_ask_for_the_roots_once(server: ServerProcess, tmp_path: Path) -> None:
+    asked: list[Path] = []
+
+    async def roots(context: ClientRequestContext) -> ListRootsResult:
+        asked.append(repository(tmp_path / f"root{len(asked)}"))  # another project each time
+        return ListRootsResult(roots=[Root(uri=asked[-1].as_uri())])
+
+    given = parameters(f"code-{uuid.uuid4().hex[:8]}/{{project}}", server.address)
+    async with Client(given, mode="legacy", read_timeout_seconds=DEADLINE_S, list_roots_callback=roots) as client:
+        answers = await asyncio.gather(*(done(client, "list") for _ in range(10)))
+    assert {answer["memory"].partition("/")[2] for answer in answers} == {project_name(tmp_path / "root0")}
+    assert len(asked) == 1
+
+
 @only_sqlite("--local is the embedded server")
 async def test_local_server_is_started_for_the_host(tmp_path: Path) -> None:
     given = parameters("code/joy", "", "--local", str(tmp_path / "data"))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import anyio
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.auth.settings import AuthSettings
@@ -61,8 +62,9 @@ class OneMemory:
         path = self._path
         if PLACEHOLDER in path:
             state = context.session._connection.state  # lives as long as the host's connection
-            if "memstream.path" not in state:
-                state["memstream.path"] = fill_project(path, await _host_directory(context))
+            async with state.setdefault("memstream.asks", anyio.Lock()):  # the first calls may come together
+                if "memstream.path" not in state:
+                    state["memstream.path"] = fill_project(path, await _host_directory(context))
             path = state["memstream.path"]
         if path not in self._tools:
             self._tools[path] = OperatorTools(self._client, path, self._target)
