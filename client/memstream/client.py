@@ -10,7 +10,7 @@ from typing import Self, Unpack
 from memstream.answer_codec import answer_from_wire
 from memstream.answer_values import Answer
 from memstream.argument_types import Count, Items, KeepaliveSeconds, Seconds, Several
-from memstream.arguments import check_arguments, check_methods
+from memstream.arguments import check_arguments, check_constructor, check_methods
 from memstream.backoff import Backoff, Retry
 from memstream.channel import (
     CLIENT_NAME,
@@ -113,6 +113,7 @@ def connect(
     return use_anywhere(client)
 
 
+@check_constructor
 @check_methods
 class Client:
     """A connection to a server, created by `connect`. Every method raises a MemstreamError (see memstream.errors)."""

@@ -96,6 +96,8 @@ VALUES: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: memstream.Cursor("x", -1), "revision", "must be between 0 and 9223372036854775807, not -1 (int)"),
     (lambda: memstream.Observation(), "body", "is required by Observation()"),
     (lambda: memstream.Retry(first_s=-1), "first_s", "must be between 0 and"),
+    (lambda: memstream.Client("127.0.0.1:7700"), "settings", "must be a ChannelSettings, not the string"),
+    (lambda: memstream.sync.Client("127.0.0.1:7700"), "inner", "must be a Client, not the string"),
     (lambda: memstream.connect(7700), "target", "must be a string, not 7700 (int)"),
     (lambda: memstream.connect(""), "target", "is empty: name the server, as in 127.0.0.1:7700"),
     (

@@ -16,7 +16,7 @@ import memstream.recall
 import memstream.sent
 from memstream.answer_values import Answer
 from memstream.argument_types import Items
-from memstream.arguments import check_methods
+from memstream.arguments import check_constructor, check_methods
 from memstream.kinds import kind_of
 from memstream.resources import Operation
 from memstream.sync.loop import LOOP
@@ -160,6 +160,7 @@ class Sent:
 
 
 @check_methods
+@check_constructor
 class Connected:
     """A client: `with` closes it."""
 
