@@ -18,6 +18,7 @@ from google.rpc.status_pb2 import Status
 
 from tests.conformance import run
 from tests.conformance.golden import message_of
+from tests.support.local_http import NO_TLS
 
 ENCODINGS = ("connect+json", "connect+proto", "grpc-web+proto")
 _END, _TRAILERS = 0b10, 0x80
@@ -39,7 +40,7 @@ class HttpCase(run.Case):
 
     def __init__(self, address: str, encoding: str) -> None:
         super().__init__(address)
-        self._http = httpx2.AsyncClient(base_url=f"http://{address}", timeout=run.READ_S)
+        self._http = httpx2.AsyncClient(base_url=f"http://{address}", timeout=run.READ_S, verify=NO_TLS)
         self._web = encoding.startswith("grpc-web")
         self._json = encoding.endswith("json")
 

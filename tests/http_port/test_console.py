@@ -18,6 +18,7 @@ from memstream_server.rpc.http.pages import FOLDER, read_files
 from tests.access.conftest import guarded_files
 from tests.http_port.test_edges import call
 from tests.server.conftest import QUICK, check_log
+from tests.support.local_http import NO_TLS
 from tests.support.pages import ROOT
 from tests.support.server import ServerProcess, free_address
 
@@ -27,7 +28,7 @@ RIGHTS = "/console/rights"
 
 def get(address: str, path: str = "/", **headers: str) -> httpx2.Response:
     given = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx2.get(f"http://{address}{path}", headers=given, timeout=30)
+    return httpx2.get(f"http://{address}{path}", headers=given, timeout=30, verify=NO_TLS)
 
 
 def get_as_is(address: str, path: str) -> int:

@@ -19,6 +19,7 @@ import memstream
 from memstream.v1 import fragment_pb2
 from memstream_server.rpc.wire.scalars import metadata_of
 from tests.server.conftest import QUICK, check_log
+from tests.support.local_http import NO_TLS
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 
@@ -31,7 +32,7 @@ Server = tuple[ServerProcess, str]
 
 def call(address: str, path: str = INFO, body: str | bytes = "{}", **headers: str) -> httpx2.Response:
     given = {"content-type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx2.post(f"http://{address}{path}", content=body, headers=given, timeout=30)
+    return httpx2.post(f"http://{address}{path}", content=body, headers=given, timeout=30, verify=NO_TLS)
 
 
 def test_json_call_answers_with_safe_headers(http_server: Server) -> None:

@@ -18,6 +18,7 @@ from memstream import sync
 from memstream_server.rpc.http import event_stream
 from tests.http_port.conftest import http_server
 from tests.support.collector import Collector
+from tests.support.local_http import NO_TLS
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 
@@ -58,7 +59,9 @@ class Opened:
 @contextlib.contextmanager
 def opened(address: str, path: str, body: object, **headers: str) -> Iterator[Opened]:
     given = EVENTS | {name.replace("_", "-"): value for name, value in headers.items()}
-    with httpx2.stream("POST", f"http://{address}{path}", json=body, headers=given, timeout=30) as response:
+    with httpx2.stream(
+        "POST", f"http://{address}{path}", json=body, headers=given, timeout=30, verify=NO_TLS
+    ) as response:
         yield Opened(response)
 
 
@@ -96,7 +99,7 @@ def test_watch_sends_events_with_ids_to_resume_from(memory: sync.Memory, http_se
 def test_eventsource_may_ask_with_get(memory: sync.Memory, http_server: Server) -> None:
     url = f"http://{http_server[1]}{WATCH}"
     message = json.dumps(named(memory))
-    with httpx2.stream("GET", url, params={"message": message}, headers=EVENTS, timeout=30) as response:
+    with httpx2.stream("GET", url, params={"message": message}, headers=EVENTS, timeout=30, verify=NO_TLS) as response:
         stream = Opened(response)
         assert stream.next_event()[0] == "progress"
         memory.observe_batch(["one"])
@@ -124,7 +127,7 @@ async def test_a_reader_that_leaves_ends_its_standing_query(http_server: Server)
         body = {"namespace": "events", "memory": memory.name, "query": {"text": "tea", "subscribe": True}}
         url = f"http://{http_server[1]}{RECALL}"
         async with (
-            httpx2.AsyncClient(timeout=30) as http,
+            httpx2.AsyncClient(timeout=30, verify=NO_TLS) as http,
             http.stream("POST", url, json=body, headers=EVENTS) as answer,
         ):
             lines = answer.aiter_lines()
@@ -225,7 +228,7 @@ def test_a_deleted_memory_ends_its_stream_with_an_error(memory: sync.Memory, htt
 
 def test_json_stays_the_answer_without_the_header(memory: sync.Memory, http_server: Server) -> None:
     body = named(memory, query={"text": "tea"})
-    answer = httpx2.post(f"http://{http_server[1]}{RECALL}", json=body, timeout=30)
+    answer = httpx2.post(f"http://{http_server[1]}{RECALL}", json=body, timeout=30, verify=NO_TLS)
     assert answer.headers["content-type"] == "application/json"
 
 

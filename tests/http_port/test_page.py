@@ -9,6 +9,7 @@ import shlex
 import httpx2
 import pytest
 
+from tests.support.local_http import NO_TLS
 from tests.support.pages import ROOT, find_blocks
 from tests.support.server import ServerProcess
 
@@ -24,7 +25,7 @@ def send_like_curl(command: str, address: str) -> tuple[int, str]:
     headers = dict(value.split(": ", 1) for name, value in options if name == "-H")
     body = dict(options)["-d"].encode()
     url = words[2].replace(DOCUMENTED, address)
-    with httpx2.stream("POST", url, content=body, headers=headers, timeout=30) as answer:
+    with httpx2.stream("POST", url, content=body, headers=headers, timeout=30, verify=NO_TLS) as answer:
         if words[1] == "-sSN":
             return answer.status_code, "\n".join(itertools.takewhile(bool, answer.iter_lines()))
         return answer.status_code, answer.read().decode()

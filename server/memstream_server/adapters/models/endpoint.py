@@ -9,7 +9,9 @@ Rule 3. Error texts contain neither credentials nor values of the query string.
 
 from __future__ import annotations
 
+import functools
 import re
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -60,6 +62,12 @@ class Endpoint:
     """Per request."""
 
 
+@functools.cache
+def _load_authorities() -> ssl.SSLContext:
+    """The trusted authorities, once for all endpoints: loading them takes 30 ms of CPU and 0.8 MB."""
+    return httpx2.create_ssl_context()
+
+
 class EndpointClient:
     """A client of one endpoint. Use from one event loop."""
 
@@ -82,6 +90,7 @@ class EndpointClient:
             timeout=endpoint.timeout_s,
             http_client=httpx2.AsyncClient(
                 timeout=endpoint.timeout_s,
+                verify=_load_authorities(),
                 follow_redirects=False,
                 event_hooks={"request": [self._set_headers], "response": [_bound_reply]},
             ),
