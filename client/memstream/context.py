@@ -31,6 +31,8 @@ class PartKind(StrEnum):
     EVIDENCE = "evidence"
     """Memories."""
     QUESTION = "question"
+    SUMMARY = "summary"
+    """The block that stands for the messages that are cut."""
 
 
 class ContextReason(StrEnum):
@@ -63,6 +65,7 @@ class TokenBounds:
 class ContextOptions(TypedDict, total=False):
     """Options of a context.
 
+    `summary`: path of a block that stands for the messages of the conversation that are cut.
     `block_tokens`, `tail_tokens`, `evidence_tokens`: bounds of the parts. `tokenizer`: how the server counts tokens
     (default: UTF-8 bytes / 4). `memory_tokens`: most of one memory, of which the sentences that match are shown.
     `limit`: most new memories. `filter`: of all memories in the text. `now`, `time_zone`: the time of the turn.
@@ -70,6 +73,7 @@ class ContextOptions(TypedDict, total=False):
     and named in `degraded` (default 2). `timeout_s`: of the call.
     """
 
+    summary: str | None
     block_tokens: TokenBounds | None
     tail_tokens: TokenBounds | None
     evidence_tokens: TokenBounds | None
@@ -296,6 +300,7 @@ def context_to_wire(
             question=question,
             conversation=conversation,
             blocks=blocks,
+            summary=options.get("summary") or "",
             budget=budget,
             tokenizer=options.get("tokenizer") or "",
             memory_tokens=options.get("memory_tokens") or 0,

@@ -164,8 +164,10 @@ class Memory:
         after: ContextText | bytes | None = None,
         **options: Unpack[ContextOptions],
     ) -> Context:
-        """As `Client.context`, with this memory alone; `blocks`: names of its blocks, or paths of others."""
+        """As `Client.context`, with this memory alone; `blocks`, `summary`: names of its blocks, or paths of others."""
         paths = [name if "#" in name else f"{self.path}#{name}" for name in blocks]
+        if (summary := options.get("summary")) and "#" not in summary:
+            options["summary"] = f"{self.path}#{summary}"
         request = context_to_wire([self.path], question, conversation, paths, budget, after, False, options)
         answer = await self._link.call(self._link.contexts.Context, request, None, options.get("timeout_s"))
         return Context(self._link, request, answer)

@@ -62,6 +62,9 @@ class Talk:
     turn: int = 0
     last: Built | None = None
     blocks: tuple[ContextBlock, ...] = ()
+    summary: ContextBlock | None = None
+    last_summaries: dict[int, ContextBlock] = field(default_factory=dict)
+    """Earlier versions that may be shown."""
     shown: set[str] = field(default_factory=set)
     """Ids that the turns so far showed."""
 
@@ -77,6 +80,8 @@ class Talk:
             budget=self.budget,
             count=estimated_tokens,
             blocks=self.blocks,
+            summary=self.summary,
+            last_summary=None if after is None else self.last_summaries.get(after.summary),
             messages=[one for one in self.messages if one.number >= start],
             found=[FoundMemory(MEMORY, self.fragments[id]) for id in found if id in self.fragments],
             known={(MEMORY, id): one for id, one in self.fragments.items()},
@@ -114,7 +119,7 @@ def check_laws(talk: Talk, built: Built, before: str, gone: set[str]) -> None:
     assert (
         text.count("<memstream ")
         == text.count("</memstream>")
-        == sum(part.kind in (PartKind.BLOCK, PartKind.EVIDENCE) for part in built.parts)
+        == sum(part.kind in (PartKind.BLOCK, PartKind.SUMMARY, PartKind.EVIDENCE) for part in built.parts)
     )
 
 
@@ -147,6 +152,7 @@ def test_every_turn_keeps_the_laws(
 ) -> None:
     talk = Talk({f"F{n:04}": fragment(n, content) for n, content in enumerate(contents)}, budget)
     talk.blocks = (ContextBlock("agent/joy", "persona", f"I am Joy </memstream> {contents[-1]}"),)
+    talk.summary = ContextBlock("agent/joy", "gist", f"We met </memstream> {contents[0]}", version=1)
     before, gone = "", set[str]()
     for question, found, reply, act, which in drawn:
         id, later = f"F{which:04}", f"F{(which + 1) % 12:04}"
@@ -162,6 +168,49 @@ def test_every_turn_keeps_the_laws(
         assert text_of(again.ask(question, ids)) == text_of(built)
         check_laws(talk, built, before, gone)
         before = text_of(built)
+        if act != "unrecorded":
+            talk.say(("user", question), ("assistant", reply))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            texts, texts, st.sampled_from(["", "", "write", "withdraw", "empty", "unrecorded"]), st.integers(0, 5)
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(150, 600),
+)
+def test_a_summary_changes_with_a_cut_or_when_withdrawn(drawn: list[tuple[str, str, str, int]], budget: int) -> None:
+    talk, before, version = Talk({}, budget), "", 1
+    talk.summary = ContextBlock("agent/joy", "gist", "gist-1-", version=1)
+    for question, reply, act, length in drawn:
+        last = None if talk.last is None else talk.last.position
+        if act in ("write", "withdraw", "empty"):
+            talk.last_summaries[version] = talk.summary
+            version += 1
+            text = "" if act == "empty" else f"gist-{version}-" + " more" * length * 20
+            talk.summary = ContextBlock("agent/joy", "gist", text, version=version)
+        if act in ("withdraw", "empty"):
+            talk.last_summaries.clear()
+        may_stay = last is not None and last.summary in {version, *talk.last_summaries}
+        built = talk.ask(question, [])
+        check_laws(talk, built, before, set())
+        before, now = text_of(built), built.position
+        kinds = [part.kind for part in built.parts]
+        assert kinds.count(PartKind.SUMMARY) == (1 if now.summary else 0)
+        assert PartKind.SUMMARY not in kinds[1:]
+        assert not now.summary or f"gist-{now.summary}-" in built.parts[0].text
+        is_cut = any(one.kind is PartKind.MESSAGE and one.reason is Omitted.BUDGET for one in built.left_out)
+        has_no_room = any(one.kind is PartKind.SUMMARY for one in built.left_out)
+        assert now.is_cut == (is_cut or (last is not None and last.is_cut))
+        if not now.is_cut:
+            assert not now.summary
+        elif last is not None and may_stay and not is_cut:
+            assert now.summary == last.summary
+        else:
+            assert has_no_room or now.summary == (version if talk.summary.text else 0)
         if act != "unrecorded":
             talk.say(("user", question), ("assistant", reply))
 
@@ -292,6 +341,32 @@ def test_an_edit_of_an_excerpt_is_said() -> None:
     built = talk.ask("Really?", ["F0001"])
     assert "1234." not in text_of(built).replace("assistant: 1234", "")
     assert [one.reason for one in built.broken_by] == [Omitted.CHANGED]
+
+
+def test_what_a_summary_says_is_said_once() -> None:
+    talk = Talk({"F0001": fragment(1, "the house is blue and has two doors")}, 400)
+    talk.summary = ContextBlock("agent/joy", "gist", "the house is blue and has two doors", version=1)
+    talk.say(*[("user", "a question " * 14), ("assistant", "an answer " * 15)] * 3)
+    assert "[1] 2 January 1970, Bob: the house" in text_of(talk.ask("which house?", ["F0001"]))
+    talk.say(("user", "which house?"), *[("user", "a question " * 14), ("assistant", "an answer " * 15)] * 3)
+    built = talk.ask("and now?", ["F0001"])
+    assert [part.kind for part in built.parts][:2] == [PartKind.SUMMARY, PartKind.MESSAGE]
+    assert text_of(built).count("two doors") == 1
+    assert built.parts[0].number == built.parts[1].number > 1
+
+
+def test_a_summary_of_more_than_half_of_the_tail_is_left_out() -> None:
+    talk = Talk({}, 400)
+    talk.say(*[("user", "a question " * 14), ("assistant", "an answer " * 15)] * 6)
+    talk.summary = ContextBlock("agent/joy", "gist", "word " * 400, version=1)
+    cut = talk.ask("and now?", [])
+    assert cut.parts[0].kind is PartKind.SUMMARY
+    assert "more characters]" in cut.parts[0].text
+    talk.blocks = (ContextBlock("agent/joy", "persona", "word " * 160),)
+    built = talk.ask("and now?", [])
+    assert PartKind.SUMMARY not in [part.kind for part in built.parts]
+    named = [(one.kind, one.reason, one.name) for one in (*built.left_out, *built.broken_by)]
+    assert named.count((PartKind.SUMMARY, Omitted.BUDGET, "gist")) == 2
 
 
 def test_the_tail_uses_room_that_no_memory_needs() -> None:

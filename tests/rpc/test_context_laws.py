@@ -18,14 +18,25 @@ from hypothesis import strategies as st
 from memstream.v1 import context_service_pb2 as pb
 from memstream.v1.fragment_pb2 import FragmentFilter
 from memstream.v1.scope_pb2 import RecallScope
-from memstream_server.core.filters import Listing
+from memstream_server.core.context.position import unpack_position
+from memstream_server.core.filters import Filter, Listing
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import Fragment, MemoryKind, Role
+from memstream_server.engine.background.standing_blocks import digest_answer, write_shown
 from memstream_server.engine.blocks import BlockPut
 from memstream_server.engine.context import Contexts
+from memstream_server.engine.errors import EtagMismatch
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.requests import AckLevel, NewMemory, NewObservation
-from memstream_server.ports.blocks import BlockName, MemoryName
+from memstream_server.ports.blocks import (
+    Block,
+    BlockContent,
+    BlockName,
+    MemoryName,
+    StandingAnswer,
+    StandingQuestion,
+    StandingState,
+)
 from memstream_server.ports.conversations import ConversationName, Message, Precondition
 from memstream_server.ports.operations import OperationState
 from memstream_server.rpc.access.caller import CALLER, Caller
@@ -33,6 +44,7 @@ from memstream_server.rpc.context import ContextService
 from tests.engine.engine_parts import PartsEngine
 from tests.rpc.conftest import LIMITS
 from tests.support.seeds import rounds
+from tests.support.waiting import until
 
 MEMORIES = ("m0", "m1")
 TALKS = "talks"
@@ -289,3 +301,150 @@ async def test_no_turn_has_what_is_excluded(real: PartsEngine, law: str, drawn: 
     for turn in turns:
         await history.take(turn)
         await history.take(WHOLE)
+
+
+# ---- summaries
+GIST_ACTS = ["write", "write", "erase", "forget", "restore", "end", "renew", "expire", "edit", "delete"]
+_NOTHING = StandingQuestion("what?", filter=Filter(speakers=("nobody",)))
+"""The server answers it with an empty text."""
+
+
+@dataclass
+class Told(History):
+    """A conversation with a summary that is made of facts of the first memory, written by the test."""
+
+    made_of: dict[int, frozenset[int]] = field(default_factory=dict)
+    """Facts by version; nothing is known of one that an erasure or the server has made."""
+    edited: set[int] = field(default_factory=set)
+    erased: set[int] = field(default_factory=set)
+
+    @property
+    def gist(self) -> BlockName:
+        return BlockName(MemoryName(self.namespace, "m0"), "gist")
+
+    async def put_question(self) -> None:
+        """Of a block whose state says that it is never due."""
+        await self.engine.blocks.put(self.gist, BlockPut("", standing=_NOTHING), None)
+
+    async def write(self, chosen: frozenset[int]) -> None:
+        """A version that is made of what of these facts is there."""
+        here = [number for number in sorted(chosen) if self._holds(number)]
+        ids = [self.facts[number].fragment.id for number in here]
+        there = await self.engine.fragments.read_many(self.namespace, "m0", ids)
+        lines = write_shown(_NOTHING.text, there, "", 0)
+        answer = StandingAnswer(
+            _NOTHING,
+            tuple((one.id,) for one, _ in lines),
+            tuple(one.id for one, _ in lines),
+            digest_answer(_NOTHING, "", 0, lines),
+        )
+        content = BlockContent("\n".join(line for _, line in lines), standing=answer)
+        never = StandingState(2**40, 2**60)
+
+        async def renew() -> Block | None:
+            try:
+                old = await self.engine.blocks.get(self.gist)
+                return await self.engine.blocks.renew(
+                    self.gist, old, content, {one.id: one.content for one in there}, never
+                )
+            except EtagMismatch:  # the server has written an empty answer after an erasure
+                return None
+
+        written = await until(renew)
+        self.made_of[written.version] = frozenset(here)
+
+    def _holds(self, number: int) -> bool:
+        fact = self.facts[number]
+        return not (fact.is_gone or fact.is_forgotten or fact.is_invalid or number in self.edited)
+
+    async def make(self, act: str, which: int, chosen: frozenset[int]) -> None:
+        """A change of a fact or of the block."""
+        if act == "write":
+            await self.write(chosen)
+        elif act == "delete":
+            await self.engine.blocks.delete(self.gist, None)
+            await self.put_question()
+            self.made_of.clear()
+        elif act == "edit":
+            if self._holds(which):
+                change = FragmentChange(self.facts[which].fragment.id, content="it is green")
+                await self.engine.fragments.update(self.namespace, "m0", change)
+                self.edited.add(which)
+        else:
+            await self._act(act, which)
+            self.erased |= {which} if act == "erase" else set()
+
+    async def say(self, number: int) -> None:
+        """A turn of about 70 tokens."""
+        said = [Message(role="user", content=_ask(number)), Message(role="assistant", content="I see. " * 18)]
+        store = self.engine.storage.conversations
+        await store.append_messages(self.talk, said, Precondition(), time.time_ns() // 1000)
+
+    async def tell(self, number: int, may_read: bool) -> None:
+        """Ask for a turn, compare what it has of the facts, and record it."""
+        request = pb.ContextRequest(
+            question=_ask(number),
+            conversation=str(self.talk),
+            summary=str(self.gist),
+            partial=True,
+            budget=2_000,
+            tail_tokens=pb.TokenBounds(maximum=300),
+            after=self.position,
+            timeout=Duration(seconds=600),
+        )
+        service = ContextService(self.engine, Contexts(self.engine, self.engine.clock), LIMITS, None)
+        present = {0, (await self.engine.blocks.get(self.gist)).version}
+        with called_with(frozenset(MEMORIES if may_read else MEMORIES[1:])):
+            answer = await service.context(request, Call())  # type: ignore[arg-type]  # see Call
+        present.add((await self.engine.blocks.get(self.gist)).version)
+        assert not answer.degraded
+        last, now = unpack_position(self.position), unpack_position(answer.position)
+        assert now is not None
+        text, made = "".join(part.text for part in answer.parts), self.made_of.get(now.summary, frozenset())
+        for place, fact in enumerate(self.facts[:FACTS]):
+            if fact.word in text:
+                assert may_read
+                assert place in made - self.erased
+        assert now.summary in present or all(map(self._holds, made)), "an earlier version holds"
+        is_cut = any(one.kind == pb.CONTEXT_PART_KIND_MESSAGE for one in answer.left_out)
+        if last is not None and may_read and not is_cut and last.summary in self.made_of:
+            holds = all(map(self._holds, self.made_of[last.summary]))
+            assert now.summary == last.summary or not holds, "it changes at a cut"
+        self.position = answer.position
+        await self.say(number)
+
+
+def _ask(number: int) -> str:
+    return f"question {number} {'of many words ' * 8}"
+
+
+@pytest.mark.drawn
+@settings(max_examples=rounds(40, 12), deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(GIST_ACTS),
+            st.integers(0, FACTS - 1),
+            st.frozensets(st.integers(0, FACTS - 1), min_size=1),
+            st.sampled_from([True, True, True, False]),
+        ),
+        min_size=2,
+        max_size=7,
+    )
+)
+async def test_no_summary_has_what_is_excluded(
+    real: PartsEngine, drawn: list[tuple[str, int, frozenset[int], bool]]
+) -> None:
+    told = Told(real)
+    await told.begin()
+    await told.put_question()
+    for number in range(6):
+        await told.say(number)
+    await told.write(WHOLE.asked)
+    await told.tell(6, may_read=True)
+    first = unpack_position(told.position)
+    assert first is not None
+    assert first.summary in told.made_of, "the tail is cut, and the summary is there"
+    for number, (act, which, chosen, may_read) in enumerate(drawn):
+        await told.make(act, which, chosen)
+        await told.tell(7 + number, may_read)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import uuid
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from memstream import (
 )
 from memstream.v1.block_service_pb2 import PutBlockRequest
 from memstream.v1.block_service_pb2_grpc import BlockServiceStub
+from tests.server.test_standing_blocks import block_with
 from tests.support.server import ServerProcess
 
 NOW = datetime(2026, 5, 8, tzinfo=UTC)
@@ -176,6 +177,60 @@ async def test_blocks_come_first_and_say_when_they_change(
     assert [(one.reason, one.name) for one in left.left_out] == [(ContextReason.UNAVAILABLE, "task")]
 
 
+async def test_a_summary_is_the_first_message_until_the_next_cut(
+    client: memstream.Client, bob: memstream.Memory
+) -> None:
+    talk = client.conversation(f"{bob.path}-talk")
+    said = [memstream.NewMessage(role=role, content="words of no weight " * 9) for role in ("user", "assistant") * 5]
+    await talk.append_messages(said)
+    await bob.blocks.put("persona", "I am Bob's friend.")
+    await bob.blocks.put("gist", "We spoke of many things.")
+    asked: Any = {"conversation": talk.path, "blocks": ["persona"], "summary": "gist", "budget": 400}
+    turn = await bob.context("And now?", **asked)
+    assert [part.kind for part in turn.parts][:3] == [PartKind.BLOCK, PartKind.SUMMARY, PartKind.MESSAGE]
+    form = turn.to_anthropic()
+    assert len(form["system"]) == 1
+    assert form["messages"][0]["role"] == "user"
+    assert "We spoke of many things." in form["messages"][0]["content"][0]["text"]
+    assert turn.to_openai()["input"][0]["content"] == turn.parts[1].text.rstrip("\n")
+    await turn.record("And now?", "Nothing.")
+    await bob.blocks.put("gist", "We spoke of the sea.")
+    later = await bob.context("And then?", **asked, after=turn)
+    assert (later.text.startswith(turn.text), later.broken_by) == (True, ())
+    await bob.blocks.delete("gist")
+    await bob.blocks.put("gist", "We spoke of the sky.")
+    last = await bob.context("And then?", **asked, after=turn)
+    assert [(one.kind, one.reason, one.name) for one in last.broken_by] == [
+        (PartKind.SUMMARY, ContextReason.CHANGED, "gist")
+    ]
+    assert "We spoke of the sky." in last.text
+
+
+async def test_a_summary_loses_what_is_forgotten_with_its_block(
+    client: memstream.Client, bob: memstream.Memory
+) -> None:
+    talk = client.conversation(f"{bob.path}-talk")
+    said = [memstream.NewMessage(role=role, content="words of no weight " * 9) for role in ("user", "assistant") * 5]
+    await talk.append_messages(said)
+    await bob.blocks.keep("gist", "What is Bob allergic to?", min_interval=timedelta(0))
+    await block_with(bob, lambda one: "nuts" in one.text, "gist")
+    asked: Any = {"conversation": talk.path, "summary": f"{bob.path}#gist", "budget": 400}
+    turn = await client.context([], "And now?", **asked)
+    assert "allergic to nuts" in turn.text
+    await turn.record("And now?", "Nothing.")
+    await bob.observe_batch([Observation("I am allergic to eggs, too", speaker="Bob")])
+    await block_with(bob, lambda one: "eggs" in one.text, "gist")
+    later = await client.context([], "And then?", **asked, after=turn)
+    assert (later.text.startswith(turn.text), later.broken_by) == (True, ()), "the version of the cut still holds"
+    (nuts,) = [one.id async for one in bob.list_fragments() if "nuts" in one.content]
+    await bob.forget_fragments([nuts])
+    await block_with(bob, lambda one: "nuts" not in one.text, "gist")
+    last = await client.context([], "And then?", **asked, after=turn)
+    assert "nuts" not in last.text
+    assert "allergic to eggs" in last.text
+    assert {one.kind for one in last.broken_by} == {PartKind.SUMMARY}
+
+
 async def test_tool_results_stay_with_their_calls(client: memstream.Client, bob: memstream.Memory) -> None:
     talk = client.conversation(f"{bob.path}-talk")
     call = '{"role":"assistant","tool_calls":[{"id":"c1","type":"function"}]}'
@@ -221,6 +276,10 @@ async def test_bodies_of_any_json_are_shown(client: memstream.Client, bob: memst
         ({"conversation": "nowhere"}, "conversation: is 'nowhere'"),
         ({"blocks": ["nowhere"]}, r"blocks\[0\]: is 'nowhere'"),
         ({"blocks": ["people/bob#persona"]}, "there is no block people/bob#persona"),
+        ({"summary": "nowhere/bob#gist"}, "summary: stands for messages of a conversation: name one"),
+        ({"summary": "nowhere/bob", "conversation": "a/b"}, "summary: "),
+        ({"summary": "nowhere/bob#gist", "conversation": "a/b"}, "there is no block nowhere/bob#gist"),
+        ({"summary": "a/b#c", "blocks": ["a/b#c"], "conversation": "a/b"}, "summary: is one of the blocks"),
         ({"time_zone": "Mars/Base"}, "time_zone"),
     ],
 )

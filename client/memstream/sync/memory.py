@@ -138,7 +138,7 @@ class Memory(Handle):
         after: ContextText | bytes | None = None,
         **options: Unpack[ContextOptions],
     ) -> Context:
-        """As `Client.context`, with this memory alone; `blocks`: names of its blocks, or paths of others."""
+        """As `Client.context`, with this memory alone; `blocks`, `summary`: names of its blocks, or paths of others."""
         return Context(
             LOOP.run(
                 self._inner.context(

@@ -39,6 +39,8 @@ class _ContextPartKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Conte
     """Memories, and corrections of memories shown earlier, at the turn that brought them."""
     CONTEXT_PART_KIND_QUESTION: _ContextPartKind.ValueType  # 4
     """The question."""
+    CONTEXT_PART_KIND_SUMMARY: _ContextPartKind.ValueType  # 5
+    """The block that stands for the messages that are cut."""
 
 class ContextPartKind(_ContextPartKind, metaclass=_ContextPartKindEnumTypeWrapper):
     """What a part of the text is."""
@@ -53,6 +55,8 @@ CONTEXT_PART_KIND_EVIDENCE: ContextPartKind.ValueType  # 3
 """Memories, and corrections of memories shown earlier, at the turn that brought them."""
 CONTEXT_PART_KIND_QUESTION: ContextPartKind.ValueType  # 4
 """The question."""
+CONTEXT_PART_KIND_SUMMARY: ContextPartKind.ValueType  # 5
+"""The block that stands for the messages that are cut."""
 Global___ContextPartKind: _TypeAlias = ContextPartKind  # noqa: Y015
 
 class _ContextReason:
@@ -137,6 +141,7 @@ class ContextRequest(_message.Message):
     RECEIPT_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     MEMORY_TOKENS_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
     partial: _builtins.bool
     """Leave out named memories and blocks that do not exist or that the caller may not recall, instead of failing. The
     answer does not say which of the two.
@@ -172,6 +177,11 @@ class ContextRequest(_message.Message):
     question, and the text says how much is left out. 0: about 48, or 1/256 of the budget if that is more, for a memory of
     more than twice as many; half of it for a reply that is found with its message. Keep it during a conversation.
     """
+    summary: _builtins.str
+    """A block that stands for the messages that are cut, as "namespace/memory#name"; needs a conversation, and is none of
+    `blocks`. Its text is where the cut messages were, in the version of the last cut: a later version takes its place at
+    the next cut, or when the earlier one is deleted, or a memory that it was made of is gone or has changed.
+    """
     @_builtins.property
     def scopes(self) -> _containers.RepeatedCompositeFieldContainer[_scope_pb2.RecallScope]:
         """The memories to recall from, as in RecallQuery: at most 100 scopes. Empty: none."""
@@ -190,7 +200,7 @@ class ContextRequest(_message.Message):
 
     @_builtins.property
     def tail_tokens(self) -> Global___TokenBounds:
-        """Bounds of the messages with the memories shown between them. Without a maximum: what the other parts leave."""
+        """Bounds of the messages with the memories shown between them, and of the summary. Without a maximum: what the other parts leave."""
 
     @_builtins.property
     def evidence_tokens(self) -> Global___TokenBounds:
@@ -233,10 +243,11 @@ class ContextRequest(_message.Message):
         receipt: _builtins.bool = ...,
         timeout: _duration_pb2.Duration | None = ...,
         memory_tokens: _builtins.int = ...,
+        summary: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_reinforce", b"_reinforce", "block_tokens", b"block_tokens", "evidence_tokens", b"evidence_tokens", "filter", b"filter", "limit", b"limit", "now", b"now", "reinforce", b"reinforce", "tail_tokens", b"tail_tokens", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_reinforce", b"_reinforce", "after", b"after", "block_tokens", b"block_tokens", "blocks", b"blocks", "budget", b"budget", "conversation", b"conversation", "embedding", b"embedding", "evidence_tokens", b"evidence_tokens", "filter", b"filter", "limit", b"limit", "memory_tokens", b"memory_tokens", "now", b"now", "partial", b"partial", "question", b"question", "receipt", b"receipt", "reinforce", b"reinforce", "scopes", b"scopes", "tail_tokens", b"tail_tokens", "time_zone", b"time_zone", "timeout", b"timeout", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_reinforce", b"_reinforce", "after", b"after", "block_tokens", b"block_tokens", "blocks", b"blocks", "budget", b"budget", "conversation", b"conversation", "embedding", b"embedding", "evidence_tokens", b"evidence_tokens", "filter", b"filter", "limit", b"limit", "memory_tokens", b"memory_tokens", "now", b"now", "partial", b"partial", "question", b"question", "receipt", b"receipt", "reinforce", b"reinforce", "scopes", b"scopes", "summary", b"summary", "tail_tokens", b"tail_tokens", "time_zone", b"time_zone", "timeout", b"timeout", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
@@ -296,15 +307,15 @@ class ContextPart(_message.Message):
     kind: Global___ContextPartKind.ValueType
     """What it is."""
     memory: _builtins.str
-    """Of a block, its memory, as "namespace/memory"; of memories that are all of one memory, that one."""
+    """Of a block or summary, its memory, as "namespace/memory"; of memories that are all of one memory, that one."""
     name: _builtins.str
-    """Of a block, its name."""
+    """Of a block or summary, its name."""
     text: _builtins.str
     """The text, with its label or marks and an empty line at its end."""
     tokens: _builtins.int
     """Tokens of the text."""
     number: _builtins.int
-    """The number of the message; of memories, that of the message that they precede. 0 without a conversation."""
+    """The number of the message; of memories and a summary, that of the message that they precede. 0 without a conversation."""
     role: _builtins.str
     """Who says it: "user", "assistant", "tool", "system", or the message's own role."""
     label_bytes: _builtins.int
@@ -425,7 +436,7 @@ class ContextOmission(_message.Message):
     memory: _builtins.str
     """Its memory, as "namespace/memory", if it has one."""
     name: _builtins.str
-    """Of a block, its name."""
+    """Of a block or summary, its name."""
     number: _builtins.int
     """The first number of the messages."""
     count: _builtins.int

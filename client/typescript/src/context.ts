@@ -34,6 +34,8 @@ export interface ContextOptions extends QueryOptions {
   readonly conversation?: string;
   /** Blocks, each as "namespace/memory#name", in their order. */
   readonly blocks?: readonly string[];
+  /** The block that stands for the messages that are cut, as "namespace/memory#name". */
+  readonly summary?: string;
   /** Most tokens of the whole text. Default 4,000. */
   readonly budget?: number;
   /** The context of the turn before, or its `position`. */
@@ -69,7 +71,7 @@ export interface ContextOptions extends QueryOptions {
 }
 
 export const CONTEXT_OPTIONS = {
-  conversation: true, blocks: true, budget: true, after: true, partial: true, blockTokens: true, tailTokens: true,
+  conversation: true, blocks: true, summary: true, budget: true, after: true, partial: true, blockTokens: true, tailTokens: true,
   evidenceTokens: true, tokenizer: true, memoryTokens: true, limit: true, filter: true, now: true,
   timeZone: true, reinforce: true, receipt: true, embedding: true, partsTimeoutMs: true, ...QUERY_OPTIONS,
 } as const;

@@ -19,6 +19,7 @@ from memstream_server.cli.server import Server, server_options
 @click.option("-m", "--memory", "memories", multiple=True, metavar="NAMESPACE/NAME", help="Memory to recall from.")
 @click.option("--conversation", default="", metavar="NAMESPACE/NAME", help="Conversation whose end is in the text.")
 @click.option("--block", "blocks", multiple=True, metavar="NAMESPACE/MEMORY#NAME", help="Block at the beginning.")
+@click.option("--summary", metavar="NAMESPACE/MEMORY#NAME", help="Block in place of the messages that are cut.")
 @click.option("--budget", type=click.IntRange(min=0), default=0, help="Maximum number of tokens; 0 takes 4,000.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), help="Maximum number of new memories.")
 @click.option("--now", type=TimeParam(), metavar="TIME", help="Time of the turn. Default: the server's clock.")
@@ -30,6 +31,7 @@ def context_command(
     memories: tuple[str, ...],
     conversation: str,
     blocks: tuple[str, ...],
+    summary: str | None,
     budget: int,
     limit: int | None,
     now: datetime | None,
@@ -44,7 +46,7 @@ def context_command(
       memstream context "what now?" -m user/bob -m team/core --conversation user/monday --block 'agent/joy#persona'
       memstream context "what is my name?" -m demo/joy --json | jq -r .text
     """
-    options = ContextOptions(limit=limit, now=now, time_zone=time_zone, reinforce=False)
+    options = ContextOptions(summary=summary, limit=limit, now=now, time_zone=time_zone, reinforce=False)
     context = server.run_with_client(
         lambda client: client.context(
             memories, question, conversation=conversation, blocks=blocks, budget=budget, **options

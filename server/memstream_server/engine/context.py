@@ -33,15 +33,17 @@ from memstream_server.core.context.values import (
 )
 from memstream_server.core.filters import EVERYTHING, passes
 from memstream_server.core.values import Fragment, TruthStatus
+from memstream_server.engine.background.standing_blocks import still_holds
 from memstream_server.engine.errors import (
     BlockNotFound,
     EngineError,
     FieldViolation,
     InvalidField,
+    MemoryNotFound,
 )
 from memstream_server.engine.lifecycle import drop_expired
 from memstream_server.engine.runtime.threads import run_in_thread
-from memstream_server.ports.blocks import BlockName
+from memstream_server.ports.blocks import Block, BlockName
 from memstream_server.ports.conversations import ConversationName, Message, MessageQuery
 from memstream_server.ports.journal.reading import Moment, MomentQuery
 
@@ -78,6 +80,8 @@ class ContextRequest:
     """Most of one memory; 0: by the budget."""
     conversation: ConversationName | None = None
     blocks: Sequence[BlockName] = ()
+    summary: BlockName | None = None
+    """Stands for the messages that are cut."""
     block_bounds: Bounds = NO_BOUNDS
     tail_bounds: Bounds = NO_BOUNDS
     evidence_bounds: Bounds = NO_BOUNDS
@@ -85,6 +89,11 @@ class ContextRequest:
     now_us: int | None = None
     zone: tzinfo = UTC
     partial: bool = False
+
+    @property
+    def all_blocks(self) -> list[BlockName]:
+        """The summary, too."""
+        return [*self.blocks] if self.summary is None else [*self.blocks, self.summary]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +129,10 @@ class Contexts:
             reading.start("one moment", self._engine.fragments.read_moment(_make_query(request, asked, read)))
             again = (await reading.finish()).get("one moment")
             read = replace(read, moment=again or read.moment, is_read_again=again is not None)
+        if (version := _find_last_summary(request, read.moment)) and request.summary is not None:
+            name = str(request.summary)
+            reading.start(name, self._read_summary(request.summary, version))
+            read = replace(read, last_summary=(await reading.finish()).get(name))
         return await self._lay_out(request, asked, read, reading.problems)
 
     async def _lay_out(
@@ -132,7 +145,7 @@ class Contexts:
             found, left_out = self._sort_out(answer, asked[0].path, known if read.is_read_again else None)
         unknown = answer is not None and not found
         if read.moment is not None and not request.partial:
-            for name in request.blocks:
+            for name in request.all_blocks:
                 if name not in read.moment.blocks:
                     raise BlockNotFound(f"there is no block {name}", block=name.name)
         inputs = Inputs(
@@ -151,7 +164,7 @@ class Contexts:
             known=known,
             after=request.after,
         )
-        work = partial(_build_with_rest, inputs, request, read.moment)
+        work = partial(_build_with_rest, inputs, request, read)
         try:
             built = await run_in_thread(work) if _is_heavy(request, read) else work()
         except BudgetTooSmall as error:
@@ -161,6 +174,18 @@ class Contexts:
         return ContextAnswer(built, "; ".join(degraded), unknown, receipts)
 
     # ---- what earlier turns showed
+    async def _read_summary(self, name: BlockName, version: int) -> Block | None:
+        """An earlier version of the summary; None if it is not kept, or what it was made of is not as it was."""
+        try:
+            block = await self._engine.blocks.get(name, version)
+            standing = block.content.standing
+            if standing is None:
+                return block
+            there = await self._engine.fragments.read_many(name.of.namespace, name.of.memory, standing.sources)
+        except (BlockNotFound, MemoryNotFound):
+            return None
+        return block if still_holds(block.content, there, self._clock.now_us()) else None
+
     async def _read_shown(self, after: Position, asked: Sequence[Asked]) -> _Shown:
         """From RAM, as far as the memories are active here."""
         shown = _Shown()
@@ -221,17 +246,23 @@ class Contexts:
         return found, left_out
 
 
-def _build_with_rest(inputs: Inputs, request: ContextRequest, moment: Moment | None) -> Built:
+def _build_with_rest(inputs: Inputs, request: ContextRequest, read: _Read) -> Built:
     """The context with blocks and conversation; may run in a thread. Raises BudgetTooSmall."""
+    moment, summary = read.moment, request.summary
     blocks = {} if moment is None else moment.blocks
     reason = Omitted.FAILED if moment is None else Omitted.UNAVAILABLE
-    missing = [Omission(PartKind.BLOCK, reason, str(one.of), one.name) for one in request.blocks if one not in blocks]
-    read = [(one, blocks[one].content) for one in request.blocks if one in blocks]
+    missing = [
+        Omission(PartKind.SUMMARY if one == summary else PartKind.BLOCK, reason, str(one.of), one.name)
+        for one in request.all_blocks
+        if one not in blocks
+    ]
     messages, before = _read_messages(() if moment is None else moment.messages, request)
     whole = replace(
         inputs,
         conversation="" if request.conversation is None else str(request.conversation),
-        blocks=[ContextBlock(str(name.of), name.name, content.text, content.max_tokens) for name, content in read],
+        blocks=[_show_block(one, blocks[one]) for one in request.blocks if one in blocks],
+        summary=_show_block(summary, blocks[summary]) if summary and summary in blocks else None,
+        last_summary=_show_block(summary, read.last_summary) if summary and read.last_summary else None,
         messages=messages,
         before=before,
         left_out=[*missing, *inputs.left_out],
@@ -240,8 +271,22 @@ def _build_with_rest(inputs: Inputs, request: ContextRequest, moment: Moment | N
     return build_context(whole)
 
 
+def _show_block(name: BlockName, block: Block) -> ContextBlock:
+    content = block.content
+    return ContextBlock(str(name.of), name.name, content.text, content.max_tokens, block.version)
+
+
+def _find_last_summary(request: ContextRequest, moment: Moment | None) -> int:
+    """The version of the summary that the last text has, if it is not the present one; else 0."""
+    after, name = request.after, request.summary
+    if after is None or moment is None or name is None or name not in moment.blocks:
+        return 0
+    there = any(one.kind is PartKind.SUMMARY and one.key == f"summary {name}" for one in after.seen)
+    return after.summary if there and after.summary != moment.blocks[name].version else 0
+
+
 def _name_rest(request: ContextRequest) -> str:
-    named = {"conversation": request.conversation is not None, "blocks": bool(request.blocks)}
+    named = {"conversation": request.conversation is not None, "blocks": bool(request.all_blocks)}
     return ", ".join(name for name, wanted in named.items() if wanted)
 
 
@@ -261,7 +306,7 @@ def _make_query(request: ContextRequest, asked: Sequence[Asked], read: _Read | N
             fragments[each.record.uid] = sorted({*_list_shown(request.after, each.path), *[one.id for one in found]})
     return MomentQuery(
         memories=[each.record.uid for each in asked],
-        blocks=request.blocks,
+        blocks=request.all_blocks,
         conversation=request.conversation,
         messages=MessageQuery(
             after=max(0, start - 1),
@@ -311,6 +356,8 @@ class _Read:
     moment: Moment | None
     is_read_again: bool = False
     """The moment has all fragments."""
+    last_summary: Block | None = None
+    """The version that the last text has, if it is an earlier one and may be shown."""
 
     def list_fragments(self, asked: Asked) -> Mapping[str, Fragment]:
         """Those of a memory that were read by id."""

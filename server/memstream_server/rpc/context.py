@@ -80,6 +80,7 @@ class ContextService:
         if request.conversation:
             conversation = ConversationName(*_read_path(found, "conversation", request.conversation, limits))
         blocks = self._read_blocks(found, request.blocks)
+        summary = self._read_summary(found, request) if request.summary else None
         bounds = [
             _read_bounds(found, name, getattr(request, name)) if request.HasField(name) else NO_BOUNDS
             for name in ("block_tokens", "tail_tokens", "evidence_tokens")
@@ -91,6 +92,7 @@ class ContextService:
             memory_tokens=request.memory_tokens,
             conversation=conversation,
             blocks=blocks,
+            summary=summary,
             block_bounds=bounds[0],
             tail_bounds=bounds[1],
             evidence_bounds=bounds[2],
@@ -108,26 +110,31 @@ class ContextService:
             return []
         if len(set(paths)) < len(paths):
             found.add("blocks", "names a block twice")
-        read = []
-        for number, path in enumerate(paths):
-            memory, _, name = path.partition("#")
-            where = MemoryName(*_read_path(found, f"blocks[{number}]", memory, self._limits))
-            check.check_name(found, f"blocks[{number}]", name, self._limits)
-            read.append(BlockName(where, name))
-        return read
+        return [self._read_block(found, f"blocks[{number}]", path) for number, path in enumerate(paths)]
+
+    def _read_summary(self, found: Violations, request: pb.ContextRequest) -> BlockName:
+        if not request.conversation:
+            found.add("summary", "stands for messages of a conversation: name one")
+        if request.summary in request.blocks:
+            found.add("summary", "is one of the blocks, which are in the text already")
+        return self._read_block(found, "summary", request.summary)
+
+    def _read_block(self, found: Violations, field: str, path: str) -> BlockName:
+        memory, _, name = path.partition("#")
+        where = MemoryName(*_read_path(found, field, memory, self._limits))
+        check.check_name(found, field, name, self._limits)
+        return BlockName(where, name)
 
     async def _check_rights(self, read: ContextRequest) -> ContextRequest:
         """Without the blocks that the caller may not read, if the request is partial. Raises ScopeDenied."""
         talk = read.conversation
         if talk is not None and not caller_may(Verb.READ, talk.namespace):
             raise _refuse(f"the conversation {talk}")
-        blocks = []
-        for name in read.blocks:
-            if await self._may_read(name.of):
-                blocks.append(name)
-            elif not read.partial:
-                raise _refuse(f"the block {name}")
-        return replace(read, blocks=blocks)
+        denied = [name for name in read.all_blocks if not await self._may_read(name.of)]
+        if denied and not read.partial:
+            raise _refuse(f"the block {denied[0]}")
+        blocks = [name for name in read.blocks if name not in denied]
+        return replace(read, blocks=blocks, summary=None if read.summary in denied else read.summary)
 
     async def _may_read(self, memory: MemoryName) -> bool:
         if caller_may(Verb.READ, memory.namespace):

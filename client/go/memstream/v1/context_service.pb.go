@@ -39,6 +39,8 @@ const (
 	ContextPartKind_CONTEXT_PART_KIND_EVIDENCE ContextPartKind = 3
 	// The question.
 	ContextPartKind_CONTEXT_PART_KIND_QUESTION ContextPartKind = 4
+	// The block that stands for the messages that are cut.
+	ContextPartKind_CONTEXT_PART_KIND_SUMMARY ContextPartKind = 5
 )
 
 // Enum value maps for ContextPartKind.
@@ -49,6 +51,7 @@ var (
 		2: "CONTEXT_PART_KIND_MESSAGE",
 		3: "CONTEXT_PART_KIND_EVIDENCE",
 		4: "CONTEXT_PART_KIND_QUESTION",
+		5: "CONTEXT_PART_KIND_SUMMARY",
 	}
 	ContextPartKind_value = map[string]int32{
 		"CONTEXT_PART_KIND_UNSPECIFIED": 0,
@@ -56,6 +59,7 @@ var (
 		"CONTEXT_PART_KIND_MESSAGE":     2,
 		"CONTEXT_PART_KIND_EVIDENCE":    3,
 		"CONTEXT_PART_KIND_QUESTION":    4,
+		"CONTEXT_PART_KIND_SUMMARY":     5,
 	}
 )
 
@@ -189,7 +193,7 @@ type ContextRequest struct {
 	Budget int32 `protobuf:"varint,7,opt,name=budget,proto3" json:"budget,omitempty"`
 	// Bounds of all blocks together. Without a maximum, blocks may take what the question and the minima leave.
 	BlockTokens *TokenBounds `protobuf:"bytes,8,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
-	// Bounds of the messages with the memories shown between them. Without a maximum: what the other parts leave.
+	// Bounds of the messages with the memories shown between them, and of the summary. Without a maximum: what the other parts leave.
 	TailTokens *TokenBounds `protobuf:"bytes,9,opt,name=tail_tokens,json=tailTokens,proto3" json:"tail_tokens,omitempty"`
 	// Bounds of new memories. Without a maximum: a quarter of what the question leaves of the budget.
 	EvidenceTokens *TokenBounds `protobuf:"bytes,10,opt,name=evidence_tokens,json=evidenceTokens,proto3" json:"evidence_tokens,omitempty"`
@@ -219,7 +223,11 @@ type ContextRequest struct {
 	// Most tokens of one memory, 1 to 10,000,000: a longer one is cut to the sentences that share most words with the
 	// question, and the text says how much is left out. 0: about 48, or 1/256 of the budget if that is more, for a memory of
 	// more than twice as many; half of it for a reply that is found with its message. Keep it during a conversation.
-	MemoryTokens  int32 `protobuf:"varint,20,opt,name=memory_tokens,json=memoryTokens,proto3" json:"memory_tokens,omitempty"`
+	MemoryTokens int32 `protobuf:"varint,20,opt,name=memory_tokens,json=memoryTokens,proto3" json:"memory_tokens,omitempty"`
+	// A block that stands for the messages that are cut, as "namespace/memory#name"; needs a conversation, and is none of
+	// `blocks`. Its text is where the cut messages were, in the version of the last cut: a later version takes its place at
+	// the next cut, or when the earlier one is deleted, or a memory that it was made of is gone or has changed.
+	Summary       string `protobuf:"bytes,21,opt,name=summary,proto3" json:"summary,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -394,6 +402,13 @@ func (x *ContextRequest) GetMemoryTokens() int32 {
 	return 0
 }
 
+func (x *ContextRequest) GetSummary() string {
+	if x != nil {
+		return x.Summary
+	}
+	return ""
+}
+
 // Bounds of a part of the text, in tokens.
 type TokenBounds struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -454,9 +469,9 @@ type ContextPart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What it is.
 	Kind ContextPartKind `protobuf:"varint,1,opt,name=kind,proto3,enum=memstream.v1.ContextPartKind" json:"kind,omitempty"`
-	// Of a block, its memory, as "namespace/memory"; of memories that are all of one memory, that one.
+	// Of a block or summary, its memory, as "namespace/memory"; of memories that are all of one memory, that one.
 	Memory string `protobuf:"bytes,2,opt,name=memory,proto3" json:"memory,omitempty"`
-	// Of a block, its name.
+	// Of a block or summary, its name.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	// The text, with its label or marks and an empty line at its end.
 	Text string `protobuf:"bytes,4,opt,name=text,proto3" json:"text,omitempty"`
@@ -464,7 +479,7 @@ type ContextPart struct {
 	Tokens int32 `protobuf:"varint,5,opt,name=tokens,proto3" json:"tokens,omitempty"`
 	// Ids of the fragments in it.
 	FragmentIds []string `protobuf:"bytes,6,rep,name=fragment_ids,json=fragmentIds,proto3" json:"fragment_ids,omitempty"`
-	// The number of the message; of memories, that of the message that they precede. 0 without a conversation.
+	// The number of the message; of memories and a summary, that of the message that they precede. 0 without a conversation.
 	Number int64 `protobuf:"varint,7,opt,name=number,proto3" json:"number,omitempty"`
 	// Who says it: "user", "assistant", "tool", "system", or the message's own role.
 	Role string `protobuf:"bytes,8,opt,name=role,proto3" json:"role,omitempty"`
@@ -731,7 +746,7 @@ type ContextOmission struct {
 	Reason ContextReason `protobuf:"varint,2,opt,name=reason,proto3,enum=memstream.v1.ContextReason" json:"reason,omitempty"`
 	// Its memory, as "namespace/memory", if it has one.
 	Memory string `protobuf:"bytes,3,opt,name=memory,proto3" json:"memory,omitempty"`
-	// Of a block, its name.
+	// Of a block or summary, its name.
 	Name string `protobuf:"bytes,4,opt,name=name,proto3" json:"name,omitempty"`
 	// Ids of the fragments.
 	FragmentIds []string `protobuf:"bytes,5,rep,name=fragment_ids,json=fragmentIds,proto3" json:"fragment_ids,omitempty"`
@@ -1017,7 +1032,7 @@ var File_memstream_v1_context_service_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_context_service_proto_rawDesc = "" +
 	"\n" +
-	"\"memstream/v1/context_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\x1a\x18memstream/v1/scope.proto\"\xa8\x06\n" +
+	"\"memstream/v1/context_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\x1a\x18memstream/v1/scope.proto\"\xc2\x06\n" +
 	"\x0eContextRequest\x121\n" +
 	"\x06scopes\x18\x01 \x03(\v2\x19.memstream.v1.RecallScopeR\x06scopes\x12\x18\n" +
 	"\apartial\x18\x02 \x01(\bR\apartial\x12\x1a\n" +
@@ -1040,7 +1055,8 @@ const file_memstream_v1_context_service_proto_rawDesc = "" +
 	"\treinforce\x18\x11 \x01(\bH\x01R\treinforce\x88\x01\x01\x12\x18\n" +
 	"\areceipt\x18\x12 \x01(\bR\areceipt\x123\n" +
 	"\atimeout\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12#\n" +
-	"\rmemory_tokens\x18\x14 \x01(\x05R\fmemoryTokensB\b\n" +
+	"\rmemory_tokens\x18\x14 \x01(\x05R\fmemoryTokens\x12\x18\n" +
+	"\asummary\x18\x15 \x01(\tR\asummaryB\b\n" +
 	"\x06_limitB\f\n" +
 	"\n" +
 	"_reinforce\"R\n" +
@@ -1098,13 +1114,14 @@ const file_memstream_v1_context_service_proto_rawDesc = "" +
 	"\x0eContextReceipt\x12\x16\n" +
 	"\x06memory\x18\x01 \x01(\tR\x06memory\x12\x1d\n" +
 	"\n" +
-	"receipt_id\x18\x02 \x01(\tR\treceiptId*\xb0\x01\n" +
+	"receipt_id\x18\x02 \x01(\tR\treceiptId*\xcf\x01\n" +
 	"\x0fContextPartKind\x12!\n" +
 	"\x1dCONTEXT_PART_KIND_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17CONTEXT_PART_KIND_BLOCK\x10\x01\x12\x1d\n" +
 	"\x19CONTEXT_PART_KIND_MESSAGE\x10\x02\x12\x1e\n" +
 	"\x1aCONTEXT_PART_KIND_EVIDENCE\x10\x03\x12\x1e\n" +
-	"\x1aCONTEXT_PART_KIND_QUESTION\x10\x04*\xbb\x02\n" +
+	"\x1aCONTEXT_PART_KIND_QUESTION\x10\x04\x12\x1d\n" +
+	"\x19CONTEXT_PART_KIND_SUMMARY\x10\x05*\xbb\x02\n" +
 	"\rContextReason\x12\x1e\n" +
 	"\x1aCONTEXT_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15CONTEXT_REASON_BUDGET\x10\x01\x12\x17\n" +

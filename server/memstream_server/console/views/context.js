@@ -44,6 +44,7 @@ class Desk {
       field("Question of the next turn", h("textarea", { name: "next", rows: 1 })), this.scopes.root,
       h("div", { class: "fields" }, field("Blocks", input("blocks", { placeholder: "namespace/memory#name, …" })),
         field("Conversation", input("conversation", { placeholder: "namespace/name" })),
+        field("Summary of what is cut", input("summary", { placeholder: "namespace/memory#name" })),
         field("Budget, tokens", input("budget", { type: "number", min: 1, placeholder: "4000" }))),
       h("div", { class: "bar" }, h("button", { type: "submit", class: "main" }, "Build the context"),
         h("label", { class: "check", title: "leave out memories and blocks that do not exist or that you may not recall" }, input("partial", { type: "checkbox" }), "partial"),
@@ -71,7 +72,9 @@ class Desk {
     const request = { scopes: this.scopes.read(), question: elements.question.value, reinforce: false, partial: elements.partial.checked };
     const blocks = elements.blocks.value.split(",").map((one) => one.trim()).filter(Boolean);
     if (blocks.length) request.blocks = blocks;
-    if (elements.conversation.value.trim()) request.conversation = elements.conversation.value.trim();
+    for (const name of ["conversation", "summary"]) {
+      if (elements[name].value.trim()) request[name] = elements[name].value.trim();
+    }
     if (elements.budget.value) request.budget = Number(elements.budget.value);
     return request;
   }

@@ -1,10 +1,11 @@
 """The layout of a turn's context: which parts, in which order, within which budget.
 
-Rule 1. The order is blocks, messages with the memories of earlier turns before the message of their turn, new memories,
-question. Memories are in the order of time; their score only decides which of them are in.
+Rule 1. The order is blocks, the summary of what is cut, messages with the memories of earlier turns before the message
+of their turn, new memories, question. Memories are in the order of time; their score only decides which of them are in.
 Rule 2. What an earlier turn showed stays as it is, at its place. A supersession adds a correction to the new memories;
 what the caller may not read any more is removed.
-Rule 3. The tail is cut between turns, to half of its room, and a tool call stays with its results.
+Rule 3. The tail is cut between turns, to half of its room, and a tool call stays with its results. The summary stands
+before it, within its room, and changes at a cut only, unless its version may not be shown any more.
 Rule 4. The sum of the parts' tokens is at most the budget. A block is cut after everything else.
 Rule 5. The same input makes the same bytes.
 
@@ -28,6 +29,7 @@ from memstream_server.core.context.values import (
     FORMAT,
     BudgetTooSmall,
     Built,
+    ContextBlock,
     ContextPart,
     Entry,
     FoundMemory,
@@ -80,6 +82,9 @@ class _Layout:
         self._left_out = list(inputs.left_out)
         self._gone: list[Omission] = []
         """Of what earlier turns showed."""
+        self._cut_summary: list[Omission] = []
+        self._version = 0
+        """Of the summary in the text."""
         messages = list(inputs.messages)
         last = messages[-1].number if messages else max(inputs.before, self._find_last())
         self._anchor = last + 1 if inputs.conversation else 0
@@ -108,19 +113,40 @@ class _Layout:
         most = max(evidence.minimum, room // 4) if evidence.maximum is None else evidence.maximum
         room -= sum(part.tokens for part in blocks)
         most = min(most, room - inputs.tail_bounds.minimum)
-        self._block_text = "\0".join(normalize(block.text) for block in inputs.blocks)
-        units = self._make_units()
         tail_room = inputs.tail_bounds.limit(room - most)
-        tokens = sum(unit.tokens for unit in units)
-        if tail_room < tokens <= inputs.tail_bounds.limit(room) and self._is_whole(units):
-            built = self._finish(blocks, units, most, question)  # new memories may need less than their room
-            if built.tokens <= inputs.budget and not _lacks_memories(built) and _may_return(built):
+        head, units = self._begin(inputs.last_summary or inputs.summary if self._after.is_cut else None, tail_room)
+        tokens = sum(part.tokens for part in head) + sum(unit.tokens for unit in units)
+        if tokens <= inputs.tail_bounds.limit(room) and self._is_whole(units):
+            built = self._finish(blocks, head, units, most, question)  # new memories may need less than their room
+            fits = built.tokens <= inputs.budget and (tokens <= tail_room or not _lacks_memories(built))
+            if fits and _may_return(built):
                 return built
+        head, units = self._begin(inputs.summary, tail_room)
         while True:
-            built = self._finish(blocks, self._cut_tail(units, tail_room), most, question)
+            tail = self._cut_tail(units, tail_room - sum(part.tokens for part in head))
+            built = self._finish(blocks, head, tail, most, question)
             if not tail_room or _may_return(built):
                 return built
             tail_room //= 2
+
+    def _begin(self, summary: ContextBlock | None, room: int) -> tuple[list[ContextPart], list[_Unit]]:
+        """The summary if there is one that fits, and all messages, without what the blocks and it say."""
+        inputs = self._inputs
+        self._gone, self._cut_summary, self._version = [], [], 0
+        part = None
+        if summary is not None and summary.text:
+            # bounds that are the same in all turns: else the text would change with the question
+            most = inputs.tail_bounds.limit(inputs.budget // 2) // 2
+            part, whole = self._texts.write_block(summary, most, PartKind.SUMMARY)
+            part = part if part is not None and part.tokens <= room // 2 else None
+            if part is None or not whole:
+                self._cut_summary = [Omission(PartKind.SUMMARY, Omitted.BUDGET, summary.memory, summary.name)]
+        said = [*inputs.blocks]
+        if part is not None and summary is not None:
+            said.append(summary)
+            self._version = summary.version
+        self._block_text = "\0".join(normalize(block.text) for block in said)
+        return [] if part is None else [part], self._make_units()
 
     def _fit_blocks(self, room: int) -> list[ContextPart]:
         parts: list[ContextPart] = []
@@ -183,12 +209,10 @@ class _Layout:
         return self._texts.write_turn(turn, lines, key, memories.pop() if len(memories) == 1 else "", ids)
 
     def _cut_tail(self, units: list[_Unit], room: int) -> list[_Unit]:
-        costs = [unit.tokens for unit in units]
-        if sum(costs) <= room and self._is_whole(units):
-            return units
-        left = [*accumulate(reversed(costs))][::-1]
-        turns = [place for place, unit in enumerate(units) if unit.may_start and unit.starts_turn]
-        places = [place for place, unit in enumerate(units) if unit.may_start]
+        left = [*accumulate(reversed([unit.tokens for unit in units]))][::-1]
+        first = 0 if self._inputs.before else 1  # something is cut
+        places = [place for place, unit in enumerate(units) if unit.may_start and place >= first]
+        turns = [place for place in places if units[place].starts_turn]
         for starts, most in ((turns, room // 2), (turns, room), (places, room // 2), (places, room)):
             start = next((place for place in starts if left[place] <= most), None)
             if start is not None:
@@ -199,8 +223,15 @@ class _Layout:
         return not units or (units[0].may_start and not self._inputs.before)
 
     # ---- new memories
-    def _finish(self, blocks: list[ContextPart], tail: list[_Unit], room: int, question: ContextPart) -> Built:
-        left_out = list(self._left_out)
+    def _finish(
+        self,
+        blocks: list[ContextPart],
+        head: list[ContextPart],
+        tail: list[_Unit],
+        room: int,
+        question: ContextPart,
+    ) -> Built:
+        left_out = [*self._left_out, *self._cut_summary]
         kept = {unit.said.number for unit in tail if unit.said is not None}
         cut = [said.number for said in self._messages if said.number not in kept]
         if cut or self._inputs.before:
@@ -209,7 +240,9 @@ class _Layout:
             left_out.append(Omission(PartKind.MESSAGE, Omitted.BUDGET, number=first, count=count))
         turns = [turn for unit in tail for turn in unit.turns]
         said = [unit.said.text for unit in tail if unit.said is not None]
-        parts = [*blocks, *(part for unit in tail for part in unit.parts)]
+        start = next((unit.said.number for unit in tail if unit.said is not None), self._anchor)
+        parts = [*blocks, *(replace(part, number=start) for part in head)]
+        parts += [part for unit in tail for part in unit.parts]
         shown = "\0".join(part.text for part in parts if part.kind is PartKind.EVIDENCE)
         fresh = Fresh(self._inputs, self._texts, self._after, turns, said, shown, self._block_text, left_out)
         turn, lines = fresh.choose(self._anchor, room)
@@ -220,10 +253,10 @@ class _Layout:
         parts.append(replace(question, number=self._anchor))
         seen = tuple([Seen(part.kind, part.key, _digest(part.text)) for part in parts])
         same = self._count_same(seen)
-        start = next((unit.said.number for unit in tail if unit.said is not None), self._anchor)
         if self._inputs.tail_failed:
             start = self._after.tail_start
-        position = self._make_position(seen, turns, start, fresh)
+        is_cut = self._after.is_cut or bool(cut or self._inputs.before or head)
+        position = self._make_position(seen, turns, start, fresh, is_cut)
         return Built(
             parts=tuple([replace(part, fresh=place >= same) for place, part in enumerate(parts)]),
             tokens=sum(part.tokens for part in parts),
@@ -242,7 +275,9 @@ class _Layout:
             position=position,
         )
 
-    def _make_position(self, seen: tuple[Seen, ...], turns: list[Turn], start: int, fresh: Fresh) -> Position:
+    def _make_position(
+        self, seen: tuple[Seen, ...], turns: list[Turn], start: int, fresh: Fresh, is_cut: bool
+    ) -> Position:
         used = sorted({entry.memory for turn in turns for entry in turn.entries})
         places = {old: new for new, old in enumerate(used)}
         return Position(
@@ -258,6 +293,8 @@ class _Layout:
                 ]
             ),
             seen,
+            is_cut,
+            self._version,
         )
 
     # ---- what changed
@@ -301,8 +338,12 @@ class _Layout:
             return None if seen.digest in there else Omission(PartKind.QUESTION, Omitted.QUESTION_NOT_RECORDED)
         reason = Omitted.CHANGED if seen.key in digests else Omitted.UNAVAILABLE
         _, _, name = seen.key.partition(" ")
-        if seen.kind is PartKind.BLOCK:
+        if seen.kind in (PartKind.BLOCK, PartKind.SUMMARY):
             memory, _, name = name.partition("#")
+            if seen.key not in digests:
+                left_out = [one for one in (*self._left_out, *self._cut_summary) if one.kind is seen.kind]
+                named = (one.reason for one in left_out if (one.memory, one.name) == (memory, name))
+                reason = next(named, reason)
             return Omission(seen.kind, reason, memory, name)
         number = int(name.split()[0])
         if seen.key not in digests:

@@ -91,9 +91,12 @@ class Texts:
         text = f"{label}{content}\n\n"
         return ContextPart(kind, text, self.count(text), "question", role=role, label_bytes=len(label.encode()))
 
-    def write_block(self, block: ContextBlock, room: int) -> tuple[ContextPart | None, bool]:
+    def write_block(
+        self, block: ContextBlock, room: int, kind: PartKind = PartKind.BLOCK
+    ) -> tuple[ContextPart | None, bool]:
         """(the part, or None if not even a cut one fits; whether it is whole)."""
-        what = f'kind="block" name="{block.memory}#{block.name}"'
+        name = kind.name.lower()
+        what = f'kind="{name}" name="{block.memory}#{block.name}"'
         whole = escape_marks(block.text)
         body = self.clip(whole, block.max_tokens) if block.max_tokens else whole
         body = self.clip(body, room - self.count(wrap_injected("", what)))
@@ -101,8 +104,9 @@ class Texts:
         tokens = self.count(text)
         if tokens > room or (whole and not body):
             return None, False
-        key = f"block {block.memory}#{block.name}"
-        return ContextPart(PartKind.BLOCK, text, tokens, key, block.memory, block.name, role="system"), body == whole
+        key = f"{name} {block.memory}#{block.name}"
+        role = "system" if kind is PartKind.BLOCK else "user"
+        return ContextPart(kind, text, tokens, key, block.memory, block.name, role=role), body == whole
 
     def write_turn(self, turn: Turn, lines: Sequence[str], key: str, memory: str, ids: tuple[str, ...]) -> ContextPart:
         body = [f"As of {turn.day}:" if lines or turn.unknown else f"It is {turn.day}."] if turn.day else []

@@ -26,6 +26,7 @@ class PartKind(IntEnum):
     MESSAGE = 2
     EVIDENCE = 3
     QUESTION = 4
+    SUMMARY = 5
 
 
 class Omitted(IntEnum):
@@ -117,6 +118,10 @@ class Position(Struct, frozen=True, gc=False, array_like=True):
     memories: tuple[Name, ...] = ()
     turns: tuple[Turn, ...] = ()
     seen: tuple[Seen, ...] = ()
+    is_cut: bool = False
+    """Messages before tail_start are cut,"""
+    summary: Number = 0
+    """and this version of a block stands for them; 0: none."""
 
 
 class ContextBlock(Struct, frozen=True, gc=False):
@@ -127,6 +132,7 @@ class ContextBlock(Struct, frozen=True, gc=False):
     text: str
     max_tokens: int = 0
     """Of its text; 0: no bound."""
+    version: int = 0
 
 
 class Said(Struct, frozen=True, gc=False):
@@ -184,6 +190,10 @@ class Inputs:
     memory_tokens: int = 0
     """Most tokens of one memory; 0: see Texts."""
     blocks: Sequence[ContextBlock] = ()
+    summary: ContextBlock | None = None
+    """Stands for the messages that are cut,"""
+    last_summary: ContextBlock | None = None
+    """unless this earlier version of it, which the last text has, still may."""
     messages: Sequence[Said] = ()
     """From Position.tail_start on, ascending; older ones may be missing."""
     before: int = 0

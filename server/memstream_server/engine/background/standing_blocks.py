@@ -37,6 +37,7 @@ from memstream_server.ports.blocks import (
     BlockStore,
     MemoryName,
     StandingAnswer,
+    StandingQuestion,
     StandingState,
 )
 from memstream_server.ports.journal.errors import JournalError
@@ -209,12 +210,8 @@ class StandingBlocks(BackgroundTask):
             for shown in (one, one.companion)
             if shown is not None and shown.status is TruthStatus.CURRENT
         ]
-        tokens = SHOWN_TOKENS if self._model else block.content.max_tokens or TOKENS
-        shown = write_lines(question.text, each, tokens, MEMORY_TOKENS if self._model else 0)
-        made_of = [question.text, question.instructions, self._model, str(block.content.max_tokens)]
-        for fragment, line in shown:
-            made_of += (fragment.id, line)
-        return _Found(answer, shown, _make_digest(made_of))
+        shown = write_shown(question.text, each, self._model, block.content.max_tokens)
+        return _Found(answer, shown, digest_answer(question, self._model, block.content.max_tokens, shown))
 
     def _find_next_look(self, actor: Actor, found: _Found) -> int | None:
         retention = actor.working.record.policy.retention
@@ -292,8 +289,27 @@ def _make_answer(standing: StandingAnswer, found: _Found, citations: Sequence[tu
     return replace(standing, citations=tuple(citations), sources=sources, digest=b"", model="")
 
 
-def _make_digest(texts: Sequence[str]) -> bytes:
-    """Differs if one of the texts does."""
+def still_holds(content: BlockContent, there: Sequence[Fragment], now_us: int) -> bool:
+    """Whether all that an earlier version was made of is as it was. there: of its sources those that have not
+    expired."""
+    standing = content.standing
+    if standing is None or not standing.digest:
+        return False
+    current = [one for one in there if one.forget_time_us is None and one.status_at(now_us) is TruthStatus.CURRENT]
+    shown = write_shown(standing.question.text, current, standing.model, content.max_tokens)
+    return digest_answer(standing.question, standing.model, content.max_tokens, shown) == standing.digest
+
+
+def write_shown(question: str, found: Sequence[Fragment], model: str, most: int) -> list[tuple[Fragment, str]]:
+    """The lines that a text of at most so many tokens is made of, for the LLM if there is one."""
+    return write_lines(question, found, SHOWN_TOKENS if model else most or TOKENS, MEMORY_TOKENS if model else 0)
+
+
+def digest_answer(question: StandingQuestion, model: str, most: int, shown: Sequence[tuple[Fragment, str]]) -> bytes:
+    """Differs if what a text is made of does."""
+    texts = [question.text, question.instructions, model, str(most)]
+    for fragment, line in shown:
+        texts += (fragment.id, line)
     digest = blake2b(digest_size=_DIGEST_BYTES)
     for text in texts:
         encoded = text.encode()

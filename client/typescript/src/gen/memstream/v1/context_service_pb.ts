@@ -18,7 +18,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file memstream/v1/context_service.proto.
  */
 export const file_memstream_v1_context_service: GenFile = /*@__PURE__*/
-  fileDesc("CiJtZW1zdHJlYW0vdjEvY29udGV4dF9zZXJ2aWNlLnByb3RvEgxtZW1zdHJlYW0udjEi4AQKDkNvbnRleHRSZXF1ZXN0EikKBnNjb3BlcxgBIAMoCzIZLm1lbXN0cmVhbS52MS5SZWNhbGxTY29wZRIPCgdwYXJ0aWFsGAIgASgIEhAKCHF1ZXN0aW9uGAMgASgJEhEKCWVtYmVkZGluZxgEIAMoAhIUCgxjb252ZXJzYXRpb24YBSABKAkSDgoGYmxvY2tzGAYgAygJEg4KBmJ1ZGdldBgHIAEoBRIvCgxibG9ja190b2tlbnMYCCABKAsyGS5tZW1zdHJlYW0udjEuVG9rZW5Cb3VuZHMSLgoLdGFpbF90b2tlbnMYCSABKAsyGS5tZW1zdHJlYW0udjEuVG9rZW5Cb3VuZHMSMgoPZXZpZGVuY2VfdG9rZW5zGAogASgLMhkubWVtc3RyZWFtLnYxLlRva2VuQm91bmRzEhEKCXRva2VuaXplchgLIAEoCRINCgVhZnRlchgMIAEoDBInCgNub3cYDSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhEKCXRpbWVfem9uZRgOIAEoCRISCgVsaW1pdBgPIAEoBUgAiAEBEiwKBmZpbHRlchgQIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchIWCglyZWluZm9yY2UYESABKAhIAYgBARIPCgdyZWNlaXB0GBIgASgIEioKB3RpbWVvdXQYEyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SFQoNbWVtb3J5X3Rva2VucxgUIAEoBUIICgZfbGltaXRCDAoKX3JlaW5mb3JjZSJACgtUb2tlbkJvdW5kcxIPCgdtaW5pbXVtGAEgASgFEhQKB21heGltdW0YAiABKAVIAIgBAUIKCghfbWF4aW11bSLOAQoLQ29udGV4dFBhcnQSKwoEa2luZBgBIAEoDjIdLm1lbXN0cmVhbS52MS5Db250ZXh0UGFydEtpbmQSDgoGbWVtb3J5GAIgASgJEgwKBG5hbWUYAyABKAkSDAoEdGV4dBgEIAEoCRIOCgZ0b2tlbnMYBSABKAUSFAoMZnJhZ21lbnRfaWRzGAYgAygJEg4KBm51bWJlchgHIAEoAxIMCgRyb2xlGAggASgJEhMKC2xhYmVsX2J5dGVzGAkgASgFEg0KBWZyZXNoGAogASgIIkYKD0NvbnRleHRDaXRhdGlvbhIOCgZudW1iZXIYASABKAUSDgoGbWVtb3J5GAIgASgJEhMKC2ZyYWdtZW50X2lkGAMgASgJIn0KEUNvbnRleHRDb3JyZWN0aW9uEg4KBm1lbW9yeRgBIAEoCRITCgtmcmFnbWVudF9pZBgCIAEoCRIOCgZudW1iZXIYAyABKAUSFQoNc3VwZXJzZWRlZF9ieRgEIAEoCRIcChRzdXBlcnNlZGVkX2J5X251bWJlchgFIAEoBSK+AQoPQ29udGV4dE9taXNzaW9uEisKBGtpbmQYASABKA4yHS5tZW1zdHJlYW0udjEuQ29udGV4dFBhcnRLaW5kEisKBnJlYXNvbhgCIAEoDjIbLm1lbXN0cmVhbS52MS5Db250ZXh0UmVhc29uEg4KBm1lbW9yeRgDIAEoCRIMCgRuYW1lGAQgASgJEhQKDGZyYWdtZW50X2lkcxgFIAMoCRIOCgZudW1iZXIYBiABKAMSDQoFY291bnQYByABKAUikgMKD0NvbnRleHRSZXNwb25zZRIoCgVwYXJ0cxgBIAMoCzIZLm1lbXN0cmVhbS52MS5Db250ZXh0UGFydBIOCgZ0b2tlbnMYAiABKAUSGAoQdW5jaGFuZ2VkX3Rva2VucxgDIAEoBRIwCglicm9rZW5fYnkYBCADKAsyHS5tZW1zdHJlYW0udjEuQ29udGV4dE9taXNzaW9uEi8KCGxlZnRfb3V0GAUgAygLMh0ubWVtc3RyZWFtLnYxLkNvbnRleHRPbWlzc2lvbhIwCgljaXRhdGlvbnMYBiADKAsyHS5tZW1zdHJlYW0udjEuQ29udGV4dENpdGF0aW9uEjQKC2NvcnJlY3Rpb25zGAcgAygLMh8ubWVtc3RyZWFtLnYxLkNvbnRleHRDb3JyZWN0aW9uEgwKBHdlYWsYCCABKAgSEAoIZGVncmFkZWQYCSABKAkSEAoIcG9zaXRpb24YCiABKAwSLgoIcmVjZWlwdHMYCyADKAsyHC5tZW1zdHJlYW0udjEuQ29udGV4dFJlY2VpcHQiNAoOQ29udGV4dFJlY2VpcHQSDgoGbWVtb3J5GAEgASgJEhIKCnJlY2VpcHRfaWQYAiABKAkqsAEKD0NvbnRleHRQYXJ0S2luZBIhCh1DT05URVhUX1BBUlRfS0lORF9VTlNQRUNJRklFRBAAEhsKF0NPTlRFWFRfUEFSVF9LSU5EX0JMT0NLEAESHQoZQ09OVEVYVF9QQVJUX0tJTkRfTUVTU0FHRRACEh4KGkNPTlRFWFRfUEFSVF9LSU5EX0VWSURFTkNFEAMSHgoaQ09OVEVYVF9QQVJUX0tJTkRfUVVFU1RJT04QBCq7AgoNQ29udGV4dFJlYXNvbhIeChpDT05URVhUX1JFQVNPTl9VTlNQRUNJRklFRBAAEhkKFUNPTlRFWFRfUkVBU09OX0JVREdFVBABEhcKE0NPTlRFWFRfUkVBU09OX1dFQUsQAhIaChZDT05URVhUX1JFQVNPTl9SRVBFQVRTEAMSGgoWQ09OVEVYVF9SRUFTT05fSU5fVEFJTBAEEh0KGUNPTlRFWFRfUkVBU09OX1NVUEVSU0VERUQQBRIeChpDT05URVhUX1JFQVNPTl9VTkFWQUlMQUJMRRAGEhoKFkNPTlRFWFRfUkVBU09OX0NIQU5HRUQQBxIoCiRDT05URVhUX1JFQVNPTl9RVUVTVElPTl9OT1RfUkVDT1JERUQQCBIZChVDT05URVhUX1JFQVNPTl9GQUlMRUQQCTJYCg5Db250ZXh0U2VydmljZRJGCgdDb250ZXh0EhwubWVtc3RyZWFtLnYxLkNvbnRleHRSZXF1ZXN0Gh0ubWVtc3RyZWFtLnYxLkNvbnRleHRSZXNwb25zZUJUChBkZXYubWVtc3RyZWFtLnYxQhNDb250ZXh0U2VydmljZVByb3RvUAFaKW1lbXN0cmVhbS5kZXYvZ28vbWVtc3RyZWFtL3YxO21lbXN0cmVhbXYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_memstream_v1_fragment, file_memstream_v1_scope]);
+  fileDesc("CiJtZW1zdHJlYW0vdjEvY29udGV4dF9zZXJ2aWNlLnByb3RvEgxtZW1zdHJlYW0udjEi8QQKDkNvbnRleHRSZXF1ZXN0EikKBnNjb3BlcxgBIAMoCzIZLm1lbXN0cmVhbS52MS5SZWNhbGxTY29wZRIPCgdwYXJ0aWFsGAIgASgIEhAKCHF1ZXN0aW9uGAMgASgJEhEKCWVtYmVkZGluZxgEIAMoAhIUCgxjb252ZXJzYXRpb24YBSABKAkSDgoGYmxvY2tzGAYgAygJEg4KBmJ1ZGdldBgHIAEoBRIvCgxibG9ja190b2tlbnMYCCABKAsyGS5tZW1zdHJlYW0udjEuVG9rZW5Cb3VuZHMSLgoLdGFpbF90b2tlbnMYCSABKAsyGS5tZW1zdHJlYW0udjEuVG9rZW5Cb3VuZHMSMgoPZXZpZGVuY2VfdG9rZW5zGAogASgLMhkubWVtc3RyZWFtLnYxLlRva2VuQm91bmRzEhEKCXRva2VuaXplchgLIAEoCRINCgVhZnRlchgMIAEoDBInCgNub3cYDSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhEKCXRpbWVfem9uZRgOIAEoCRISCgVsaW1pdBgPIAEoBUgAiAEBEiwKBmZpbHRlchgQIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchIWCglyZWluZm9yY2UYESABKAhIAYgBARIPCgdyZWNlaXB0GBIgASgIEioKB3RpbWVvdXQYEyABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SFQoNbWVtb3J5X3Rva2VucxgUIAEoBRIPCgdzdW1tYXJ5GBUgASgJQggKBl9saW1pdEIMCgpfcmVpbmZvcmNlIkAKC1Rva2VuQm91bmRzEg8KB21pbmltdW0YASABKAUSFAoHbWF4aW11bRgCIAEoBUgAiAEBQgoKCF9tYXhpbXVtIs4BCgtDb250ZXh0UGFydBIrCgRraW5kGAEgASgOMh0ubWVtc3RyZWFtLnYxLkNvbnRleHRQYXJ0S2luZBIOCgZtZW1vcnkYAiABKAkSDAoEbmFtZRgDIAEoCRIMCgR0ZXh0GAQgASgJEg4KBnRva2VucxgFIAEoBRIUCgxmcmFnbWVudF9pZHMYBiADKAkSDgoGbnVtYmVyGAcgASgDEgwKBHJvbGUYCCABKAkSEwoLbGFiZWxfYnl0ZXMYCSABKAUSDQoFZnJlc2gYCiABKAgiRgoPQ29udGV4dENpdGF0aW9uEg4KBm51bWJlchgBIAEoBRIOCgZtZW1vcnkYAiABKAkSEwoLZnJhZ21lbnRfaWQYAyABKAkifQoRQ29udGV4dENvcnJlY3Rpb24SDgoGbWVtb3J5GAEgASgJEhMKC2ZyYWdtZW50X2lkGAIgASgJEg4KBm51bWJlchgDIAEoBRIVCg1zdXBlcnNlZGVkX2J5GAQgASgJEhwKFHN1cGVyc2VkZWRfYnlfbnVtYmVyGAUgASgFIr4BCg9Db250ZXh0T21pc3Npb24SKwoEa2luZBgBIAEoDjIdLm1lbXN0cmVhbS52MS5Db250ZXh0UGFydEtpbmQSKwoGcmVhc29uGAIgASgOMhsubWVtc3RyZWFtLnYxLkNvbnRleHRSZWFzb24SDgoGbWVtb3J5GAMgASgJEgwKBG5hbWUYBCABKAkSFAoMZnJhZ21lbnRfaWRzGAUgAygJEg4KBm51bWJlchgGIAEoAxINCgVjb3VudBgHIAEoBSKSAwoPQ29udGV4dFJlc3BvbnNlEigKBXBhcnRzGAEgAygLMhkubWVtc3RyZWFtLnYxLkNvbnRleHRQYXJ0Eg4KBnRva2VucxgCIAEoBRIYChB1bmNoYW5nZWRfdG9rZW5zGAMgASgFEjAKCWJyb2tlbl9ieRgEIAMoCzIdLm1lbXN0cmVhbS52MS5Db250ZXh0T21pc3Npb24SLwoIbGVmdF9vdXQYBSADKAsyHS5tZW1zdHJlYW0udjEuQ29udGV4dE9taXNzaW9uEjAKCWNpdGF0aW9ucxgGIAMoCzIdLm1lbXN0cmVhbS52MS5Db250ZXh0Q2l0YXRpb24SNAoLY29ycmVjdGlvbnMYByADKAsyHy5tZW1zdHJlYW0udjEuQ29udGV4dENvcnJlY3Rpb24SDAoEd2VhaxgIIAEoCBIQCghkZWdyYWRlZBgJIAEoCRIQCghwb3NpdGlvbhgKIAEoDBIuCghyZWNlaXB0cxgLIAMoCzIcLm1lbXN0cmVhbS52MS5Db250ZXh0UmVjZWlwdCI0Cg5Db250ZXh0UmVjZWlwdBIOCgZtZW1vcnkYASABKAkSEgoKcmVjZWlwdF9pZBgCIAEoCSrPAQoPQ29udGV4dFBhcnRLaW5kEiEKHUNPTlRFWFRfUEFSVF9LSU5EX1VOU1BFQ0lGSUVEEAASGwoXQ09OVEVYVF9QQVJUX0tJTkRfQkxPQ0sQARIdChlDT05URVhUX1BBUlRfS0lORF9NRVNTQUdFEAISHgoaQ09OVEVYVF9QQVJUX0tJTkRfRVZJREVOQ0UQAxIeChpDT05URVhUX1BBUlRfS0lORF9RVUVTVElPThAEEh0KGUNPTlRFWFRfUEFSVF9LSU5EX1NVTU1BUlkQBSq7AgoNQ29udGV4dFJlYXNvbhIeChpDT05URVhUX1JFQVNPTl9VTlNQRUNJRklFRBAAEhkKFUNPTlRFWFRfUkVBU09OX0JVREdFVBABEhcKE0NPTlRFWFRfUkVBU09OX1dFQUsQAhIaChZDT05URVhUX1JFQVNPTl9SRVBFQVRTEAMSGgoWQ09OVEVYVF9SRUFTT05fSU5fVEFJTBAEEh0KGUNPTlRFWFRfUkVBU09OX1NVUEVSU0VERUQQBRIeChpDT05URVhUX1JFQVNPTl9VTkFWQUlMQUJMRRAGEhoKFkNPTlRFWFRfUkVBU09OX0NIQU5HRUQQBxIoCiRDT05URVhUX1JFQVNPTl9RVUVTVElPTl9OT1RfUkVDT1JERUQQCBIZChVDT05URVhUX1JFQVNPTl9GQUlMRUQQCTJYCg5Db250ZXh0U2VydmljZRJGCgdDb250ZXh0EhwubWVtc3RyZWFtLnYxLkNvbnRleHRSZXF1ZXN0Gh0ubWVtc3RyZWFtLnYxLkNvbnRleHRSZXNwb25zZUJUChBkZXYubWVtc3RyZWFtLnYxQhNDb250ZXh0U2VydmljZVByb3RvUAFaKW1lbXN0cmVhbS5kZXYvZ28vbWVtc3RyZWFtL3YxO21lbXN0cmVhbXYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_memstream_v1_fragment, file_memstream_v1_scope]);
 
 /**
  * A turn.
@@ -85,7 +85,7 @@ export type ContextRequest = Message<"memstream.v1.ContextRequest"> & {
   blockTokens?: TokenBounds | undefined;
 
   /**
-   * Bounds of the messages with the memories shown between them. Without a maximum: what the other parts leave.
+   * Bounds of the messages with the memories shown between them, and of the summary. Without a maximum: what the other parts leave.
    *
    * @generated from field: memstream.v1.TokenBounds tail_tokens = 9;
    */
@@ -174,6 +174,15 @@ export type ContextRequest = Message<"memstream.v1.ContextRequest"> & {
    * @generated from field: int32 memory_tokens = 20;
    */
   memoryTokens: number;
+
+  /**
+   * A block that stands for the messages that are cut, as "namespace/memory#name"; needs a conversation, and is none of
+   * `blocks`. Its text is where the cut messages were, in the version of the last cut: a later version takes its place at
+   * the next cut, or when the earlier one is deleted, or a memory that it was made of is gone or has changed.
+   *
+   * @generated from field: string summary = 21;
+   */
+  summary: string;
 };
 
 /**
@@ -225,14 +234,14 @@ export type ContextPart = Message<"memstream.v1.ContextPart"> & {
   kind: ContextPartKind;
 
   /**
-   * Of a block, its memory, as "namespace/memory"; of memories that are all of one memory, that one.
+   * Of a block or summary, its memory, as "namespace/memory"; of memories that are all of one memory, that one.
    *
    * @generated from field: string memory = 2;
    */
   memory: string;
 
   /**
-   * Of a block, its name.
+   * Of a block or summary, its name.
    *
    * @generated from field: string name = 3;
    */
@@ -260,7 +269,7 @@ export type ContextPart = Message<"memstream.v1.ContextPart"> & {
   fragmentIds: string[];
 
   /**
-   * The number of the message; of memories, that of the message that they precede. 0 without a conversation.
+   * The number of the message; of memories and a summary, that of the message that they precede. 0 without a conversation.
    *
    * @generated from field: int64 number = 7;
    */
@@ -407,7 +416,7 @@ export type ContextOmission = Message<"memstream.v1.ContextOmission"> & {
   memory: string;
 
   /**
-   * Of a block, its name.
+   * Of a block or summary, its name.
    *
    * @generated from field: string name = 4;
    */
@@ -601,6 +610,13 @@ export enum ContextPartKind {
    * @generated from enum value: CONTEXT_PART_KIND_QUESTION = 4;
    */
   QUESTION = 4,
+
+  /**
+   * The block that stands for the messages that are cut.
+   *
+   * @generated from enum value: CONTEXT_PART_KIND_SUMMARY = 5;
+   */
+  SUMMARY = 5,
 }
 
 /**
