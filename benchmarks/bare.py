@@ -29,7 +29,7 @@ from memstream_server.core.scores import PARTS, Scored
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.engine.requests import RecallAnswer, Recollection
 from memstream_server.ports.index import Point
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import Space
 from memstream_server.rpc.wire import queries
 
 Floats = npt.NDArray[np.float32]

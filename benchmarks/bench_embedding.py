@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from memstream_server.adapters.models.local import store
 from memstream_server.adapters.models.local.bert_graph import build_model
-from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
+from memstream_server.adapters.models.onnx_models import OnnxEmbedder
 from memstream_server.settings import Settings
 
 CHARACTERS = 140

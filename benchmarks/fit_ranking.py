@@ -29,15 +29,14 @@ import numpy.typing as npt
 from memstream_server.adapters.models import onnx_files
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import HashingEmbedder
-from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
+from memstream_server.adapters.models.onnx_models import OnnxEmbedder
 from memstream_server.core import fitted_weights
 from memstream_server.core.arrays import finish
-from memstream_server.core.candidates import best, candidates
 from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import Legs, LexicalIndex, query_terms
-from memstream_server.core.ranking import RankingQuery, Weights, add_timely, assess_candidates, rank
+from memstream_server.core.ranking import RankingQuery, Weights, add_timely, assess_candidates, best, candidates, rank
 from memstream_server.core.rendering import indexed_text, lexical_text
 from memstream_server.core.scores import TIMED_PARTS
 from memstream_server.core.signals import Signals

@@ -36,8 +36,8 @@ from memstream_server.core.lexical import LexicalIndex, query_terms
 from memstream_server.core.policy import AUTO_LANGUAGE
 from memstream_server.core.ranking import RankingQuery, rank
 from memstream_server.core.rendering import indexed_text
+from memstream_server.core.scores import Weights
 from memstream_server.core.values import Fragment
-from memstream_server.core.weights import Weights
 from memstream_server.ports.journal.rows import Terms
 
 REPOSITORY = "https://github.com/google-deepmind/xquad"

@@ -41,10 +41,10 @@ from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import Legs, query_terms
 from memstream_server.core.ranking import RankingQuery, rank
 from memstream_server.core.rendering import clip_for_index, indexed_text, text_prefix
+from memstream_server.core.scores import Weights
 from memstream_server.core.speakers import list_named
 from memstream_server.core.time_phrases.recognition import asks_only_time, find_times
 from memstream_server.core.values import Fragment
-from memstream_server.core.weights import Weights
 from memstream_server.engine.memory.search_structures import SearchStructures
 from memstream_server.ports.journal.rows import Row, RowBlock
 
@@ -94,7 +94,7 @@ class Vectors:
         if directory is None:
             self._embedder: Any = HashingEmbedder()
         else:
-            from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
+            from memstream_server.adapters.models.onnx_models import OnnxEmbedder
 
             self._embedder = OnnxEmbedder(directory)
         self.model = asyncio.run(self._embedder.model())

@@ -26,8 +26,7 @@ from memstream_server.core.arrays import finish
 from memstream_server.core.columns import Columns
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.ranking import rank
-from memstream_server.core.scores import TIMED_PARTS
-from memstream_server.core.weights import Weights
+from memstream_server.core.scores import TIMED_PARTS, Weights
 
 if TYPE_CHECKING:
     from fit_ranking import Asked, Vectors

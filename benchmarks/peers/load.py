@@ -102,6 +102,6 @@ class Table:
 def _open_embedder(model: Path | None) -> Embedder:
     if model is None:
         return HashingEmbedder()
-    from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
+    from memstream_server.adapters.models.onnx_models import OnnxEmbedder
 
     return OnnxEmbedder(model)

@@ -24,10 +24,9 @@ from memstream_server.rpc.access import keys, peers
 from memstream_server.rpc.access.admission import CLIENTS_OF_OWNER_MAX, NAME_MAX, OWNERS_MAX, Clients
 from memstream_server.rpc.access.caller import CALLER, Caller, Verb
 from memstream_server.rpc.access.files import AccessError, Watched
-from memstream_server.rpc.access.peers import CALLER_HEADER, Peers
+from memstream_server.rpc.access.peers import CALLER_HEADER, Peers, TrustedProxies, forwarded_uri
 from memstream_server.rpc.access.policy import parse_policy
 from memstream_server.rpc.access.tokens import JwtIdentities
-from memstream_server.rpc.access.xfcc import TrustedProxies, forwarded_uri
 from memstream_server.rpc.errors import Unauthenticated
 from memstream_server.rpc.transport import TlsError, TlsFiles, server_credentials
 from memstream_server.settings import Settings, SettingsError, load

@@ -27,7 +27,7 @@ from memstream_server.core.context.values import (
     Said,
     Turn,
 )
-from memstream_server.core.marks import drop_injected, escape_marks
+from memstream_server.core.rendering import drop_injected, escape_marks
 from memstream_server.core.values import Fragment
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from memstream_server.core.folding import fold_key
-from memstream_server.core.identity import identity_hash, stable_hash
+from memstream_server.core.identity import fold_key, identity_hash, stable_hash
 from memstream_server.core.values import Fragment, Structured
 
 SAID = Fragment(id="a", content="Wir trinken Tee.", speaker="joy", metadata=(("paid", True), ("sum", 1.0)))

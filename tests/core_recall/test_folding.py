@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from memstream_server.core.folding import fold_key, fold_places
+from memstream_server.core.identity import fold_key, fold_places
 from memstream_server.core.ranking import NearMiss, Stage
 from memstream_server.core.values import Fragment, Structured
 from tests.core_recall.test_ranking import EMBEDDER, memory_of

@@ -17,8 +17,8 @@ import pytest
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.core.fitted_weights import HASHING
 from memstream_server.core.lexical import query_terms
+from memstream_server.core.scores import Weights
 from memstream_server.core.values import Fragment
-from memstream_server.core.weights import Weights
 from tests.core_recall.test_ranking import memory_of
 
 KINDS = tomllib.loads(Path(__file__).with_name("kinds.toml").read_text("utf-8"))["kind"]

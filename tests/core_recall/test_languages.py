@@ -13,8 +13,8 @@ from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import LexicalIndex, query_terms
 from memstream_server.core.ranking import RankingQuery, rank
 from memstream_server.core.rendering import text_prefix
+from memstream_server.core.scores import Weights
 from memstream_server.core.values import Fragment
-from memstream_server.core.weights import Weights
 
 ANALYZER, EMBEDDER = SnowballAnalyzer(), HashingEmbedder()
 WEIGHTS = Weights.of_fitted(MODEL.fitted)

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstream_server.core.arrays import finish
-from memstream_server.core.lending import BOTH_SHARE, Superseded, find_borrowers, lend_matches
 from memstream_server.core.ranking import Ranking, RankingQuery, rank
-from memstream_server.core.scores import CHAIN_PART, PARTS, Scored
+from memstream_server.core.scores import CHAIN_PART, PARTS, Scored, Weights
+from memstream_server.core.signals import BOTH_SHARE, Superseded, find_borrowers, lend_matches
 from memstream_server.core.time_phrases.calendar import Window
 from memstream_server.core.values import Fragment
-from memstream_server.core.weights import Weights
 from tests.core_recall.test_ranking import Memory, asking, memory_of
 
 MATCHING = ("dense", "lexical", "context", "reply")

@@ -12,16 +12,14 @@ import pytest
 from memstream_server.adapters.models.hashing import HashingEmbedder
 from memstream_server.core import arrays, dense, ranking
 from memstream_server.core.arrays import finish
-from memstream_server.core.candidates import Unread
 from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix, QuantizedRows, multiply_rows
-from memstream_server.core.lending import Superseded
 from memstream_server.core.lexical import LexicalIndex
-from memstream_server.core.ranking import Ranking, RankingQuery
-from memstream_server.core.scores import CHAIN_PART
+from memstream_server.core.ranking import Ranking, RankingQuery, Unread
+from memstream_server.core.scores import CHAIN_PART, Weights
+from memstream_server.core.signals import Superseded
 from memstream_server.core.time_phrases.calendar import Window
 from memstream_server.core.values import Fragment, Tier
-from memstream_server.core.weights import Weights
 
 Floats = npt.NDArray[np.float32]
 COUNT, DIMENSION, BLOCK = 400, 48, 16

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import HashingEmbedder
 from memstream_server.core.arrays import finish
-from memstream_server.core.candidates import best, candidates
 from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.dialogue import find_dialogue
@@ -25,6 +24,8 @@ from memstream_server.core.ranking import (
     RankingQuery,
     Stage,
     Weights,
+    best,
+    candidates,
     rank,
     rank_candidates,
 )

@@ -12,10 +12,9 @@ from memstream_server.core.columns import Columns
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import LexicalIndex, query_terms
 from memstream_server.core.ranking import Ranking, RankingQuery, rank
-from memstream_server.core.scores import PARTS, TIMED_PARTS
+from memstream_server.core.scores import PARTS, TIMED_PARTS, Weights
 from memstream_server.core.time_phrases.calendar import Window, is_near, time_closeness
 from memstream_server.core.values import Fragment
-from memstream_server.core.weights import Weights
 from tests.core_recall.test_languages import ANALYZER
 
 DAY = 86_400_000_000

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstream_server.core.columns import NEVER_US, Columns
-from memstream_server.core.folding import fold_key
+from memstream_server.core.identity import fold_key
 from memstream_server.core.supersession import CHAIN_MAX, Links
 from memstream_server.core.values import Fragment, TruthStatus
 

@@ -13,10 +13,10 @@ from memstream_server.app.models import Models
 from memstream_server.core.events import EventType
 from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import Fragment, FragmentKind, MemoryKind
+from memstream_server.engine.memory.enrich import Embedding
 from memstream_server.engine.operations import runner
 from memstream_server.engine.requests import AckLevel
 from memstream_server.engine.runtime import turns
-from memstream_server.engine.runtime.embedding_spaces import Embedding
 from memstream_server.ports.index import IndexUnavailable
 from memstream_server.ports.models import Account
 from memstream_server.ports.operations import OperationState

@@ -30,12 +30,12 @@ from memstream_server.engine.errors import EngineError
 from memstream_server.engine.lifecycle import FragmentChange
 from memstream_server.engine.memory import image_changes
 from memstream_server.engine.memory.actor import Actor
+from memstream_server.engine.memory.enrich import Candidate
 from memstream_server.engine.memory.working_set import WorkingSet
 from memstream_server.engine.recall.past import PastMemory
 from memstream_server.engine.requests import AckLevel, MemoryChange, NewMemory, Query
 from memstream_server.engine.runtime import registry
 from memstream_server.engine.runtime.clock import Clock
-from memstream_server.engine.runtime.embedding_spaces import Candidate
 from memstream_server.ports.images import NO_IMAGES
 from memstream_server.ports.operations import OperationState
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, hasty

@@ -8,9 +8,9 @@ import pytest
 
 from memstream_server.app.models import Models
 from memstream_server.core.values import MemoryKind
+from memstream_server.engine.memory.enrich import Candidate
 from memstream_server.engine.operations import reembed, runner
-from memstream_server.engine.runtime.embedding_spaces import Candidate
-from memstream_server.ports.journal.spaces import Spaces
+from memstream_server.ports.journal.records import Spaces
 from memstream_server.ports.operations import OperationState
 from tests.engine.assembled import assembled
 from tests.engine.engine_parts import PartsEngine

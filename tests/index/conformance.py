@@ -16,7 +16,7 @@ import pytest
 
 from memstream_server.core.values import Vector
 from memstream_server.ports.index import IndexUnavailable, Point, VectorIndex
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import Space
 
 SPACE = Space("test model/v1", 24, 64)
 

@@ -73,7 +73,7 @@ async def test_closed_index_raises(tmp_path: Path) -> None:
 
 async def test_two_spaces_have_two_collections(tmp_path: Path) -> None:
     """Opening another space closes the first; both have their rows when they are opened again."""
-    from memstream_server.ports.journal.spaces import Space
+    from memstream_server.ports.journal.records import Space
 
     other = Space("test model/v1", 8, 4)
     index = await open_lite(tmp_path)

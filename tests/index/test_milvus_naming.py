@@ -18,7 +18,7 @@ from memstream_server.adapters.milvus.naming import (
     partition_name,
     quote_id,
 )
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import Space
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 

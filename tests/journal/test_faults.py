@@ -26,7 +26,7 @@ from memstream_server.engine.settings import EngineLimits
 from memstream_server.ports.blocks import BlockName, MemoryName
 from memstream_server.ports.journal.errors import OutcomeUnknown, StaleWrite, StorageFull
 from memstream_server.ports.journal.reading import FragmentQuery
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import Space
 from tests.journal.samples import MODEL, Now, fragment, receipt, record, row, transition
 from tests.journal.writer_process import acknowledged_until_killed, check_kept
 from tests.journal.writes import WRITES, seen

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from pydantic import SecretStr
 
 from memstream_server.cli.group import root
-from memstream_server.endpoint_values import headers_of, query_of
 from memstream_server.settings import Settings, SettingsError, load
+from memstream_server.settings.values import headers_of, query_of
 
 SECRET = "hunter22-0123456789"
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from memstream_server.adapters.models.onnx_files import OnnxModelError
-from memstream_server.adapters.models.onnx_reranker import BATCH_PAIRS, OnnxReranker
+from memstream_server.adapters.models.onnx_models import BATCH_PAIRS, OnnxReranker
 from memstream_server.diagnosis.examine import check_reranker
 from memstream_server.ports.models import ModelUnavailable
 from memstream_server.settings import Settings

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from memstream_server.adapters.models import openai_chat, reply_parsing
+from memstream_server.adapters.models import llm_questions, openai_chat
 from memstream_server.adapters.models.budget import ModelBudget, Rates
 from memstream_server.adapters.models.openai_chat import (
     REPLY_BYTES_MAX,
@@ -67,7 +67,7 @@ async def chatting(
 
 
 def number(answer: Any) -> int:
-    return reply_parsing._read_whole(answer, "number", 10)
+    return llm_questions._read_whole(answer, "number", 10)
 
 
 async def test_the_question_goes_out_as_guidance_form_and_data() -> None:

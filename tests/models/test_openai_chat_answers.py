@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from memstream_server.adapters.models import reply_parsing
+from memstream_server.adapters.models import llm_questions
 from memstream_server.adapters.models.llm_questions import ChatInsights, ChatScorer
 from memstream_server.adapters.models.openai_chat import ChatModel, OpenAIChat
 from memstream_server.adapters.models.openai_errors import MalformedError
@@ -221,17 +221,17 @@ ONE = {"number": 1, "score": 5}
 )
 def test_scores_are_of_every_text_once_and_of_the_scale(answer: Any) -> None:
     with pytest.raises(MalformedError):
-        reply_parsing.parse_scores(answer, 2)
+        llm_questions.parse_scores(answer, 2)
 
 
 def test_scores_in_any_order() -> None:
-    assert reply_parsing.parse_scores({"scores": [{"number": 2, "score": 10.0}, ONE]}, 2) == [0.5, 1.0]
+    assert llm_questions.parse_scores({"scores": [{"number": 2, "score": 10.0}, ONE]}, 2) == [0.5, 1.0]
 
 
 @pytest.mark.parametrize("item", ["", "  ", 5, None, ["x"], {"insight": "x"}, "x" * 4_001])
 def test_texts_are_sentences(item: Any) -> None:
     with pytest.raises(MalformedError):
-        reply_parsing.parse_texts({"insights": ["fine", item]}, "insights")
+        llm_questions.parse_texts({"insights": ["fine", item]}, "insights")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_texts_are_sentences(item: Any) -> None:
 )
 def test_reflection_cites_only_given_texts(item: Any) -> None:
     with pytest.raises(MalformedError):
-        reply_parsing.parse_cited({"insights": [item]}, 3)
+        llm_questions.parse_cited({"insights": [item]}, 3)
 
 
 def test_prompts_are_replaced_file_by_file(tmp_path: Path) -> None:

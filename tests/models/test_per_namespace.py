@@ -11,8 +11,7 @@ import pytest
 from memstream_server.adapters.models import analyzer, hashing
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import HashingEmbedder
-from memstream_server.adapters.models.per_namespace import PerNamespace
-from memstream_server.adapters.models.words import Stems
+from memstream_server.adapters.models.words import PerNamespace, Stems
 from memstream_server.core.policy import AUTO_LANGUAGE
 
 TEXT = "The launch code is xylophone-swordfish, said Ann."

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memstream_server.adapters.models import reply_parsing
+from memstream_server.adapters.models import llm_questions
 from memstream_server.adapters.models.openai_errors import MalformedError, RefusedError
 from memstream_server.adapters.models.replies import answer_of, usage_of
 
@@ -16,7 +16,7 @@ OTHER = '{"scores": [{"number": 1, "score": 1}]}'
 
 
 def read(answer: Any) -> list[float]:
-    return reply_parsing.parse_scores(answer, 1)
+    return llm_questions.parse_scores(answer, 1)
 
 
 def reply(message: Any, finish_reason: str | None = "stop") -> dict[str, Any]:

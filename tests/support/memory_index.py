@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from memstream_server.core.values import Vector
 from memstream_server.ports.index import IndexUnavailable, Point
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import Space
 
 _Rows = dict[tuple[str, str], Vector]
 """By (memory, fragment)."""

@@ -36,7 +36,7 @@ from memstream_server.ports.journal.errors import (
 )
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import FragmentQuery
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import Space
 from tests.journal.conformance.suite import JournalConformance
 from tests.journal.samples import MODEL, Now, Opener, fragment, receipt, record, row, transition
 from tests.journal.writer_process import acknowledged_until_killed, check_kept

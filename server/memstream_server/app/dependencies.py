@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from memstream_server.app.models import Models
 from memstream_server.core.events import EventType
-from memstream_server.engine.memory.enrich import Enricher
+from memstream_server.engine.memory.enrich import Embedding, Embeddings, Enricher
 from memstream_server.engine.recall.reranking import Reranking
 from memstream_server.engine.runtime.clock import Clock, Ids
 from memstream_server.engine.runtime.dependencies import EngineModels, EngineParts, Runtime, Storage
-from memstream_server.engine.runtime.embedding_spaces import Embedding, Embeddings
 from memstream_server.engine.runtime.turns import install_turns
 from memstream_server.engine.settings import EngineLimits, LeaseTimes, TransferSettings
 from memstream_server.observability import Metrics

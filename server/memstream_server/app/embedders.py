@@ -13,9 +13,9 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from memstream_server.app.errors import StartError
-from memstream_server.endpoint_values import headers_of, query_of
 from memstream_server.ports.models import Embedder, Spent
 from memstream_server.settings import EmbeddingKind, Settings
+from memstream_server.settings.values import headers_of, query_of
 
 OPENAI_URL = "https://api.openai.com/v1"
 """Default base URL of model endpoints."""
@@ -104,8 +104,8 @@ def _build_hashing(chosen: EmbedderSettings, settings: Settings, spent: Spending
 
 def _build_onnx(chosen: EmbedderSettings, settings: Settings, spent: Spending) -> Embedder:
     from memstream_server.adapters.models.local.store import ModelNotInstalled, choose_installed
-    from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
     from memstream_server.adapters.models.onnx_files import OnnxModelError
+    from memstream_server.adapters.models.onnx_models import OnnxEmbedder
 
     try:
         return OnnxEmbedder(chosen.model_dir or choose_installed(settings.models_dir, chosen.model))

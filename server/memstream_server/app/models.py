@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from memstream_server.app.embedders import EMBEDDERS, OPENAI_URL, Spending, current_embedder, next_embedder
 from memstream_server.app.errors import StartError
-from memstream_server.endpoint_values import headers_of, query_of
 from memstream_server.engine.context import TOKENIZERS, Tokenizers
-from memstream_server.engine.runtime.embedding_spaces import Candidate
+from memstream_server.engine.memory.enrich import Candidate
 from memstream_server.observability import Metrics
 from memstream_server.ports.models import ConflictJudge, Embedder, Insights, ModelStatus, Reranker, Scorer, Spent
 from memstream_server.settings import Settings
+from memstream_server.settings.values import headers_of, query_of
 
 if TYPE_CHECKING:
     from memstream_server.adapters.models.openai_chat import ChatModel
@@ -71,7 +71,7 @@ def _build_reranker(directory: Path | None) -> Reranker | None:
     if directory is None:
         return None
     from memstream_server.adapters.models.onnx_files import OnnxModelError
-    from memstream_server.adapters.models.onnx_reranker import OnnxReranker
+    from memstream_server.adapters.models.onnx_models import OnnxReranker
 
     try:
         return OnnxReranker(directory)

@@ -25,7 +25,7 @@ from memstream_server.observability import Metrics
 from memstream_server.ports.images import IMAGE_FOLDER, NO_IMAGES, Images
 from memstream_server.ports.index import INDEX_FOLDER, NoIndex, VectorIndex
 from memstream_server.ports.journal.errors import StaleWrite
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import Space
 from memstream_server.ports.models import Embedder, EmbeddingModel, ModelUnavailable
 from memstream_server.settings import Settings
 

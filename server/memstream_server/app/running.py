@@ -24,7 +24,7 @@ from memstream_server.engine.runtime.clock import Clock
 from memstream_server.engine.runtime.dependencies import EngineParts
 from memstream_server.observability import Metrics, serve_metrics, watch_loop
 from memstream_server.ports.journal.errors import JournalError
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import Space
 from memstream_server.settings import Settings, parse_listen
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from memstream_server.settings import LogFormat, LogLevel, Settings, SettingsErr
 if TYPE_CHECKING:
     from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal
     from memstream_server.adapters.journal.verify.report import Report
-    from memstream_server.diagnosis.findings import Finding
+    from memstream_server.diagnosis.examine import Finding
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -15,7 +15,7 @@ Values and decisions:
     enhancement: when an observation enhances a short-term fragment, with reproducible draws; the merged content of a
         promotion
     identity: when an observation repeats or echoes a fragment; hashes that are the same in every process, and the index
-        that finds repeats
+        that finds repeats; fragments with the same words become one recollection
     lifecycle: clear, forget, restore, erase, update, pin, fill vectors, rate, insert insights
     supersession: which fragment a newer one corrects, and the chains that follow
     departures: what a fragment that leaves, or returns, does to its chains
@@ -36,23 +36,19 @@ Recall:
     postings: the inverted index as flat arrays
     neighbours: context windows of fragments within a session
     lexical: BM25 of a fragment, and of a fragment with its context window
-    candidates: the best fragments of each leg, and the vectors that a ranking by int8 copies must read
-    signals: the values of some fragments on each leg
-    scores: scores as sums of parts
-    ranking: scores from dense, lexical, recency and importance parts
-    weights: the weights of a score, and the values of the dense leg that they need
+    signals: the values of some fragments on each leg; superseded ones lend theirs to the current end of their chain
+    scores: the weights of a score, and scores as sums of parts
+    ranking: scores from dense, lexical, recency and importance parts; the best fragments of each leg, and the
+        vectors that a ranking by int8 copies must read
     fitted_weights: weights of the parts of relevance, by kind of embedding
     ranking_dbgpt: DB-GPT's ranking, for the `dbgpt` profile
-    lending: superseded fragments lend their match to the current end of their chain
-    folding: fragments with the same words become one recollection
     speakers: the speaker that a query names, and names that say a role
     dialogue: who speaks, how much of the context counts, and which reply answers which message
     time_phrases: the times that a query names, and how near a fragment is to them
     budget: the token budget of a recall
     blocks: edits of a block's text
     context: what an agent sends to its model before a turn, within a budget
-    marks: the marks around text that a context injects, and what removes it from an observation
-    rendering: the indexed text of a fragment
+    rendering: the indexed text of a fragment; the marks around text that a context injects
     json_text: whether a text is JSON
     printable: escapes text for logs, errors and terminals; the characters of a content that nobody sees
 """

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.arrays import Growing, Parts, add_places
-from memstream_server.core.folding import fold_key
+from memstream_server.core.identity import fold_key
 from memstream_server.core.metadata import MetadataIndex
 from memstream_server.core.rendering import is_question
 from memstream_server.core.speakers import fold_name, role_of_name
@@ -230,7 +230,7 @@ class Columns:
 
     @property
     def words(self) -> npt.NDArray[np.int64]:
-        """Fold keys: equal for fragments with the same words and speaker (folding.py), int64[n]."""
+        """Fold keys: equal for fragments with the same words and speaker (identity.py), int64[n]."""
         return self._words.view
 
     @property

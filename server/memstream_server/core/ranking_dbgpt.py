@@ -17,7 +17,7 @@ from operator import mul
 import numpy as np
 
 from memstream_server.core.columns import Columns, Mask, Slots
-from memstream_server.core.folding import fold_places
+from memstream_server.core.identity import fold_places
 from memstream_server.core.lexical import Floats
 from memstream_server.core.ranking import Considered, NearMiss, RankingQuery, Stage, stage_of_denied
 from memstream_server.core.scores import Scored

@@ -1,11 +1,15 @@
-"""The text of a fragment that is embedded and indexed, and how a long one is clipped.
+"""Texts around a content: what is embedded and indexed of a fragment, and the marks of what a context injects.
 
 A prefix of date and speaker lets questions about when and who match. Measured on long conversations, a 16 KB tool
 dump every eight turns costs 15 points of recall unless it is clipped and excluded from other fragments' windows.
+
+Rule 1. No content can write a mark: `escape_marks` changes what looks like one.
+Rule 2. `drop_injected` removes only whole spans, from an opening mark to the next closing one. A lone mark is content.
 """
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 from memstream_server.core.values import Fragment
@@ -73,3 +77,36 @@ def is_question(content: str) -> bool:
     if end in _CLOSING:  # most texts end in a letter or a full stop, which needs no copy
         end = content.rstrip(_CLOSING)[-1:]
     return end != "" and end in _QUESTION_MARKS
+
+
+_MARK = re.compile(r"<(?=/?memstream\b)", re.IGNORECASE)
+_OPENING_MARK = re.compile(r"<memstream(?: [^<>\n]{0,600})?>\n")
+_CLOSING_MARK = "</memstream>"
+
+
+def wrap_injected(body: str, what: str) -> str:
+    """A text between marks, and an empty line. what: attributes of the opening mark, of characters that need no escape;
+    body: escaped lines without a line break at the end."""
+    return f"<memstream {what}>\n{body}\n{_CLOSING_MARK}\n\n"
+
+
+def escape_marks(text: str) -> str:
+    """The text with "&lt;" in place of the "<" of what looks like a mark."""
+    return _MARK.sub("&lt;", text) if "<" in text else text
+
+
+def drop_injected(text: str) -> str:
+    """The text without the spans between marks and the line breaks after them; the same object if it has none."""
+    if _CLOSING_MARK not in text:
+        return text
+    kept: list[str] = []
+    at = 0
+    while (opening := _OPENING_MARK.search(text, at)) is not None:
+        end = text.find(_CLOSING_MARK, opening.end())
+        if end < 0:
+            break
+        kept.append(text[at : opening.start()])
+        at = end + len(_CLOSING_MARK)
+        while at < len(text) and text[at] == "\n":
+            at += 1
+    return "".join([*kept, text[at:]]) if at else text

@@ -68,8 +68,7 @@ from memstream_server.engine.runtime.ownership import Ownership
 from memstream_server.engine.runtime.registry import Registry
 from memstream_server.engine.status import Info, MemoryStats, Serving, WriteStatus
 from memstream_server.ports.journal.errors import JournalError
-from memstream_server.ports.journal.records import Answer, Recorded
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import Answer, Recorded, Space
 from memstream_server.ports.journal.writing import Commit
 from memstream_server.ports.models import EmbeddingModel, ModelState, Spent
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.core.values import Vector
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import Space
 
 INDEX_FOLDER = "milvus"
 """Folder of an embedded index in the data directory; derived from the journal, so a restore may delete it."""

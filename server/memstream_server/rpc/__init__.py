@@ -25,11 +25,11 @@ memory_records: its rpcs for suspicions, receipts of recalls, sessions and stand
 messages: message rpcs of ConversationService
 conversation_records: conversations as wholes, and state documents
 observe: the Observe stream
-operations: OperationService
+operations: OperationService, and operations as messages
 page_tokens: page tokens of list rpcs
-pipeline: the way of every call around its handler: request id, metrics, errors, limits, identity, rights
+pipeline: the way of every call around its handler: request id, metrics, errors, limits, identity, rights; registers the
+    handlers from the contract's descriptors
 recall: the Recall stream and a single query
-registration: registers handlers from the contract's descriptors
 request_reader: reads, bounds, decompresses and parses request messages
 rpc_table: rights, locality, capability and message size of every rpc
 scopes: queries over several memories: rights, and owners in other processes

@@ -19,6 +19,7 @@ from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.errors import PageTokenInvalid
 from memstream_server.rpc.idempotency import answer_from, commit_with_answer, idempotent_call, respond_once
 from memstream_server.rpc.limits import ENTRIES_PER_SLICE, RequestLimits, encode_fitting
+from memstream_server.rpc.operations import operation_message
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name, quote_text
 from memstream_server.rpc.wire import observations, scalars
 from memstream_server.rpc.wire.filters import read_filter
@@ -32,7 +33,6 @@ from memstream_server.rpc.wire.fragments import (
     write_fragment,
     write_version,
 )
-from memstream_server.rpc.wire.operations import operation_message
 from memstream_server.rpc.wire.queries import read_truth
 
 if TYPE_CHECKING:

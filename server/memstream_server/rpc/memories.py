@@ -34,11 +34,11 @@ from memstream_server.rpc.idempotency import (
 )
 from memstream_server.rpc.limits import encode_fitting
 from memstream_server.rpc.memory_records import ConflictMethods, ReceiptMethods, SessionMethods, StandingQueryMethods
+from memstream_server.rpc.operations import operation_message
 from memstream_server.rpc.validation import Violations, check_identifier, memory_name, quote_text
 from memstream_server.rpc.wire import policies
 from memstream_server.rpc.wire.filters import read_filter
 from memstream_server.rpc.wire.fragments import TIERS
-from memstream_server.rpc.wire.operations import operation_message
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
@@ -54,7 +54,7 @@ INTAKES_MAX = 4
 
 
 class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQueryMethods, FragmentMethods):
-    """The handlers; rpc/registration.py refuses rpcs that are missing."""
+    """The handlers; rpc/pipeline.py refuses rpcs that are missing."""
 
     def __init__(self, engine: Engine, limits: RequestLimits) -> None:
         super().__init__(engine, limits)

@@ -1,4 +1,4 @@
-"""OperationService: start, follow and cancel long operations."""
+"""OperationService: start, follow and cancel long operations, and operations as messages."""
 
 from __future__ import annotations
 
@@ -7,18 +7,50 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
+from google.rpc import status_pb2
 
+from memstream.v1 import operation_pb2
 from memstream.v1 import operation_service_pb2 as pb
-from memstream_server.ports.operations import Operation
+from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import list_readable
+from memstream_server.rpc.errors import status_of_rejection
 from memstream_server.rpc.idempotency import idempotent_call, respond_to_write
 from memstream_server.rpc.limits import RequestLimits, encode_fitting
 from memstream_server.rpc.validation import Violations, check_identifier
-from memstream_server.rpc.wire.operations import operation_message
+from memstream_server.rpc.wire.scalars import timestamp_message
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
+
+_STATES = {state: operation_pb2.OperationState.Value(f"OPERATION_STATE_{state.name}") for state in OperationState}
+
+
+def operation_message(operation: Operation) -> operation_pb2.Operation:
+    """An operation as a client sees it."""
+    message = operation_pb2.Operation(
+        id=operation.id,
+        namespace=operation.namespace,
+        memory=operation.memory,
+        type=operation.type,
+        state=_STATES[operation.state],
+        done=operation.done,
+        total=operation.total,
+        unit=operation.unit,
+        create_time=timestamp_message(operation.create_time_us),
+    )
+    if operation.end_time_us:
+        message.end_time.CopyFrom(timestamp_message(operation.end_time_us))
+    if operation.error is not None:
+        message.error.CopyFrom(_error_status(operation))
+    return message
+
+
+def _error_status(operation: Operation) -> status_pb2.Status:
+    error = operation.error
+    assert error is not None
+    return status_of_rejection(error)
+
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -1,5 +1,8 @@
 """The way of every call, around its handler: request id, metrics and span, errors, limits, identity, rights.
 
+A servicer is a plain object. Each rpc that it implements is a coroutine, or an async generator for a streamed response,
+named in snake case. An rpc that is in the contract and not implemented is refused with CAPABILITY_MISSING.
+
 Rule 1. The handler of an rpc is wrapped once; what belongs to one call is opened in the call.
 Rule 2. Only statuses of errors.py reach clients: the text of a defect stays in the log, under an incident id.
 Rule 3. Three exceptions pass unchanged: AbortError (a status is already set), a CancelledError of the call itself (the
@@ -16,17 +19,21 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, aclosing, closing, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
-from memstream_server.engine.errors import QuotaExceeded
+from memstream.v1 import server_service_pb2 as pb
+from memstream_server.engine.errors import CapabilityMissing, QuotaExceeded
 from memstream_server.engine.runtime.call_context import ACCOUNT
 from memstream_server.engine.runtime.turns import find_turns
 from memstream_server.rpc.calls import (
@@ -43,6 +50,7 @@ from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.errors import RoutingMismatch, abort_call, status_of_any
 from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.request_reader import RequestReader, Requests
+from memstream_server.rpc.rpc_table import RPC_RULES, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -342,3 +350,82 @@ def _status_code(context: _Context) -> grpc.StatusCode:
     if isinstance(code, grpc.StatusCode):
         return code
     return next((each for each in grpc.StatusCode if each.value[0] == code), grpc.StatusCode.UNKNOWN)
+
+
+Services = Iterable[tuple[ServiceDescriptor, object]]
+
+
+Wrap = Callable[[MethodDescriptor, Callable[..., Any]], Callable[..., Any]]
+
+
+Handlers = dict[str, "grpc.RpcMethodHandler[Any, Any]"]
+
+
+def make_handlers(services: Services, wrap: Wrap | None = None) -> Handlers:
+    """The handler of every rpc, by path. `wrap` may wrap a handler; a wrapped handler may return bytes."""
+    return {
+        path_of(method): _make_handler(method, servicer, wrap)
+        for service, servicer in services
+        for method in service.methods
+    }
+
+
+class Registered(grpc.GenericRpcHandler):
+    """Finds the handlers for the gRPC server."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        self._handlers = handlers
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The handler of a path; None for an unknown one."""
+        return self._handlers.get(handler_call_details.method)
+
+
+def list_capabilities(services: Services) -> list[pb.Capability.ValueType]:
+    """Optional capabilities of which the server implements every rpc."""
+    have: set[str] = set()
+    missing: set[str] = set()
+    for service, servicer in services:
+        for method in service.methods:
+            if capability := RPC_RULES[path_of(method)].capability:
+                (have if hasattr(servicer, method_name(method)) else missing).add(capability)
+    return sorted(pb.Capability.Value(f"CAPABILITY_{each}") for each in have - missing)
+
+
+def method_name(method: MethodDescriptor) -> str:
+    """The servicer's method: `RecallOnce` is `recall_once`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
+
+
+def _make_handler(method: MethodDescriptor, servicer: object, wrap: Wrap | None) -> grpc.RpcMethodHandler[Any, Any]:
+    kinds = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    behaviour = getattr(servicer, method_name(method), None) or _refusing_handler(method)
+    if wrap is not None:
+        behaviour = wrap(method, behaviour)
+    make = kinds[method.client_streaming, method.server_streaming]
+    return make(behaviour, GetMessageClass(method.input_type).FromString, _serialize_response)
+
+
+def _serialize_response(message: Any) -> bytes:
+    data: bytes = message if isinstance(message, bytes) else message.SerializeToString()
+    return data
+
+
+def _refusing_handler(method: MethodDescriptor) -> Any:
+    capability = RPC_RULES[path_of(method)].capability
+    text = f"this server does not implement {method.full_name}"
+
+    async def answer(_request: object, _context: object) -> None:
+        raise CapabilityMissing(text, capability=capability)
+
+    async def stream(_request: object, _context: object) -> AsyncIterator[None]:
+        if capability:  # always true; the `yield` makes this a generator
+            raise CapabilityMissing(text, capability=capability)
+        yield None
+
+    return stream if method.server_streaming else answer

@@ -41,8 +41,7 @@ from memstream_server.rpc.info import ServerService
 from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.memories import MemoryService
 from memstream_server.rpc.operations import OperationService
-from memstream_server.rpc.pipeline import Pipeline
-from memstream_server.rpc.registration import Registered, list_capabilities, make_handlers
+from memstream_server.rpc.pipeline import Pipeline, Registered, list_capabilities, make_handlers
 from memstream_server.rpc.request_reader import COMPRESSION_ALGORITHMS
 from memstream_server.rpc.streams import StreamService
 from memstream_server.settings import parse_listen

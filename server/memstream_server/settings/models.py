@@ -7,8 +7,7 @@ from pathlib import Path
 from platformdirs import user_data_path
 from pydantic import BaseModel, Field, SecretStr
 
-from memstream_server.endpoint_values import BaseUrl, Headers, Query
-from memstream_server.settings.values import EmbeddingKind, StructuredReplies, setting
+from memstream_server.settings.values import BaseUrl, EmbeddingKind, Headers, Query, StructuredReplies, setting
 
 
 class EmbeddingSettings(BaseModel):

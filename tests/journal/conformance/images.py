@@ -9,9 +9,8 @@ import numpy as np
 from memstream_server.core.values import Enhancement, Tier
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import MemoryScan
-from memstream_server.ports.journal.records import IndexEntry
+from memstream_server.ports.journal.records import IndexEntry, Made, Space, Spaces
 from memstream_server.ports.journal.rows import Anchor, Row, Terms
-from memstream_server.ports.journal.spaces import Made, Space, Spaces
 from tests.journal.samples import MODEL, Gathered, fragment, image, row, transition, vector
 
 

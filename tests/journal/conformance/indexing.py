@@ -7,9 +7,8 @@ from dataclasses import replace
 from memstream_server.core.values import Tier
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import FragmentQuery
-from memstream_server.ports.journal.records import Indexable, IndexEntry, Job
+from memstream_server.ports.journal.records import Indexable, IndexEntry, Job, Made, Space, Spaces
 from memstream_server.ports.journal.rows import Row
-from memstream_server.ports.journal.spaces import Made, Space, Spaces
 from tests.journal.samples import MODEL, fragment, record, row, transition, vector
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 from memstream_server.core.values import Tier
 from memstream_server.ports.journal.port import Journal
+from memstream_server.ports.journal.records import Space
 from memstream_server.ports.journal.rows import Anchor
-from memstream_server.ports.journal.spaces import Space
 from tests.journal.samples import MODEL, Opener, fragment, image, receipt, row, transition, vector
 
 

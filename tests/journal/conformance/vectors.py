@@ -11,9 +11,8 @@ from memstream_server.core.rendering import indexed_text
 from memstream_server.core.values import Enhancement, Fragment, Tier, round_vectors
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import MemoryScan
-from memstream_server.ports.journal.records import IndexEntry
+from memstream_server.ports.journal.records import IndexEntry, Made, Space, Spaces
 from memstream_server.ports.journal.rows import Anchor, Origin, Row
-from memstream_server.ports.journal.spaces import Made, Space, Spaces
 from memstream_server.ports.journal.writing import Replaced
 from tests.journal.samples import MODEL, fragment, row, transition, vector
 

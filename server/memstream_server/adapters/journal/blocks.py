@@ -11,11 +11,10 @@ from typing import Any, NoReturn
 
 from sqlalchemy import BindParameter, Connection, Row, bindparam, case, delete, func, insert, select, update
 
-from memstream_server.adapters.journal.database.database import Read, Write
+from memstream_server.adapters.journal.database.database import Read, Write, run_compiled
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.answers import put_answer
 from memstream_server.adapters.journal.sql.bulk import split_ids
-from memstream_server.adapters.journal.sql.compiled_statements import run_compiled
 from memstream_server.adapters.journal.sql.schema import (
     blocks,
     fragments,

@@ -57,15 +57,18 @@ from memstream_server.ports.journal.reading import (
 )
 from memstream_server.ports.journal.records import (
     Answer,
+    ComputeVectors,
     Counts,
     FragmentVersion,
     Indexable,
     IndexEntry,
     Job,
+    Made,
     MemoryRecord,
     Producer,
+    Space,
+    Spaces,
 )
-from memstream_server.ports.journal.spaces import ComputeVectors, Made, Space, Spaces
 from memstream_server.ports.journal.writing import Accesses, BatchReceipt, Commit
 
 RESERVE_BYTES = 64 << 20

@@ -39,7 +39,7 @@ from memstream_server.adapters.milvus.naming import (
 from memstream_server.adapters.milvus.pandas_later import pandas_later
 from memstream_server.core.values import Vector
 from memstream_server.ports.index import IndexUnavailable, Point
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import Space
 
 if TYPE_CHECKING:
     from memstream_server.adapters.milvus.columns import ColumnInserter

@@ -34,7 +34,7 @@ from memstream_server.adapters.milvus.naming import collection_name
 from memstream_server.core.printable import number_text
 from memstream_server.core.values import Vector
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import Space
 
 
 class RunningMilvus(Protocol):

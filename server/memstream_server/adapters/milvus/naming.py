@@ -6,7 +6,7 @@ import re
 from hashlib import blake2b
 from urllib.parse import quote, unquote
 
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import Space
 
 SCHEMA_VERSION = 2
 """Version of the collection's columns. Lite cannot change a schema, so a new version needs a new collection."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from memstream_server.core.values import Vector
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point, VectorIndex
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import Space
 
 _CHECKS = 8
 """The largest memory is counted again after as many rows as this share of `needed_from`."""

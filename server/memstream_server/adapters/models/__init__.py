@@ -3,14 +3,12 @@
 Invariant: no text of one namespace appears in a prompt, an error or a cache entry of another.
 
 Text analysis:
-    words: words, characters, spellings and stems of a text
+    words: words, characters, spellings and stems of a text; bounded caches of them, one per namespace
     analyzer: lexical terms: hashed stems with counts; detects the language of a text
-    per_namespace: bounded caches, one per namespace
 
 Local models:
     hashing: the `hashing` embedder, which needs no model
-    onnx_embedder: the `onnx` embedder
-    onnx_reranker: the cross-encoder that reranks recollections
+    onnx_models: the `onnx` embedder, and the cross-encoder that reranks recollections
     onnx_files: session and tokenizer of a model directory
     local: the known models that `memstream models` installs
 
@@ -23,7 +21,7 @@ Endpoints (OpenAI-compatible HTTP APIs):
     openai_chat: the LLM client: questions with JSON answers
     budget: rate limits by requests and tokens
     replies: extracts the JSON answer from a chat completion
-    reply_parsing: the schemas of answers, and their readers
-    llm_questions: what an LLM is asked: importance scores, insights, reflections, decisions about suspicions
+    llm_questions: what an LLM is asked: importance scores, insights, reflections, decisions about suspicions; the
+        schemas of its answers
     prompts: prompt templates
 """

@@ -21,10 +21,10 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Any
 
-from memstream_server.adapters.models.per_namespace import PerNamespace
 from memstream_server.adapters.models.words import (
     NAMES,
     WORD_CHARACTERS_MAX,
+    PerNamespace,
     Stems,
     find_capitals,
     find_names,

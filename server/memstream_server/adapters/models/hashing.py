@@ -18,11 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memstream_server.adapters.models.analyzer import term_hash
-from memstream_server.adapters.models.per_namespace import PerNamespace
-from memstream_server.adapters.models.words import Stems, words
+from memstream_server.adapters.models.words import PerNamespace, Stems, words
 from memstream_server.core.arrays import Growing
 from memstream_server.core.fitted_weights import HASHING
-from memstream_server.ports.journal.spaces import ComputeVectors
+from memstream_server.ports.journal.records import ComputeVectors
 from memstream_server.ports.models import EmbeddingModel
 
 Floats = npt.NDArray[np.float32]
@@ -149,7 +148,7 @@ class ThreadedHashing:
         self._lock = Lock()
 
     def vectors(self, texts: Sequence[str], namespace: str = "") -> Floats:
-        """ports.journal.spaces.ComputeVectors"""
+        """ports.journal.records.ComputeVectors"""
         vectors = np.empty((len(texts), DIMENSION), np.float32)
         for start in range(0, len(texts), _BATCH):
             batch = texts[start : start + _BATCH]

@@ -1,4 +1,5 @@
-"""What an LLM is asked about a memory: importances, insights, reflections with cited evidence, decisions on suspicions.
+"""What an LLM is asked about a memory: importances, insights, reflections with cited evidence, decisions on suspicions;
+the schemas of its answers, and their readers.
 
 Rule 1. Insights follow from promoted texts, or from questions about the latest ones (Generative Agents, arXiv
 2304.03442, section 4.2).
@@ -29,20 +30,151 @@ from typing import Any
 
 import structlog
 
-from memstream_server.adapters.models import reply_parsing
 from memstream_server.adapters.models.openai_chat import (
     HARMLESS,
     ChatModel,
+    Form,
     ModelQuestion,
     ModelRole,
     UnclearAnswerError,
     number_texts,
 )
-from memstream_server.adapters.models.openai_errors import RefusedError
+from memstream_server.adapters.models.openai_errors import MalformedError, RefusedError
 from memstream_server.adapters.models.prompts import Prompts
 from memstream_server.adapters.models.replies import Read, Value
+from memstream_server.core.printable import escape_unprintable
 from memstream_server.core.rendering import clip_for_index
+from memstream_server.core.suspicions import ConflictDecision
 from memstream_server.ports.models import Account, Judgement, ModelRefused, ModelUnavailable, Statement
+
+TEXT_CHARACTERS_MAX = 4_000
+"""Limit of an insight or a question, which are single sentences."""
+REASON_CHARACTERS_MAX = 300
+"""Length at which the reason of a decision is cut."""
+_UNCLEAR = "unclear"
+
+
+def _object_schema(name: str, item: dict[str, Any]) -> dict[str, Any]:
+    return _record_schema(**{name: {"type": "array", "items": item}})
+
+
+def _record_schema(**properties: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+_TEXT = {"type": "string"}
+_NUMBER = {"type": "integer"}
+SCORES = Form(
+    "scores",
+    _object_schema("scores", _record_schema(number=_NUMBER, score=_NUMBER)),
+    '{"scores": [{"number": <a text\'s number>, "score": <1 to 10>}, ...]} with every text once',
+)
+INSIGHTS = Form(
+    "insights",
+    _object_schema("insights", _TEXT),
+    '{"insights": ["<an insight>", ...]}; {"insights": []} if there is none',
+)
+QUESTIONS = Form("questions", _object_schema("questions", _TEXT), '{"questions": ["<a question>", ...]}')
+CITED = Form(
+    "cited_insights",
+    _object_schema("insights", _record_schema(insight=_TEXT, evidence={"type": "array", "items": _NUMBER})),
+    '{"insights": [{"insight": "<an insight>", "evidence": [<numbers of texts>]}, ...]}; '
+    '{"insights": []} if there is none',
+)
+STATEMENTS = Form(
+    "cited_statements",
+    _object_schema("statements", _record_schema(statement=_TEXT, evidence={"type": "array", "items": _NUMBER})),
+    '{"statements": [{"statement": "<a statement>", "evidence": [<numbers of texts>]}, ...]}; '
+    '{"statements": []} if the texts answer nothing',
+)
+CONFLICT = Form(
+    "conflict",
+    _record_schema(reason=_TEXT, decision={"type": "string", "enum": [*ConflictDecision, _UNCLEAR]}),
+    '{"reason": "<one short sentence>", "decision": "<newer, older, both, neither or unclear>"}',
+)
+
+
+def parse_scores(answer: Any, count: int) -> list[float]:
+    """Importances of texts 1 to `count`, n/10 for a score of n (1 to 10). Raises MalformedError."""
+    found: dict[int, float] = {}
+    for item in _read_items(answer, "scores"):
+        number, score = _read_whole(item, "number", count), _read_whole(item, "score", 10)
+        if number in found:
+            raise MalformedError(f"two scores for text {number}")
+        found[number] = score / 10
+    if len(found) != count:
+        raise MalformedError(f"{len(found)} scores for {count} texts")
+    return [found[number] for number in range(1, count + 1)]
+
+
+def parse_texts(answer: Any, name: str) -> list[str]:
+    """The list of sentences in the field `name`; may be empty. Raises MalformedError."""
+    return [_read_text(item) for item in _read_items(answer, name)]
+
+
+def parse_cited(answer: Any, count: int, name: str = "insight") -> list[tuple[str, tuple[int, ...]]]:
+    """Insights, or statements, with the 0-based indices (at least one) of their evidence among `count` texts. Raises
+    MalformedError."""
+    return [
+        (_read_text(_read_field(item, name)), _read_evidence(item, count)) for item in _read_items(answer, f"{name}s")
+    ]
+
+
+def parse_judgement(answer: Any) -> Judgement | None:
+    """A decision with its reason on one line; None if the model finds it unclear. Raises MalformedError."""
+    said = _read_field(answer, "decision")
+    if said == _UNCLEAR:
+        return None
+    if said not in list(ConflictDecision):
+        raise MalformedError("'decision' is none of the decisions")  # without its words, which may quote a memory
+    reason = answer.get("reason")
+    words = " ".join(reason.split()) if isinstance(reason, str) else ""
+    return Judgement(ConflictDecision(said), escape_unprintable(words[:REASON_CHARACTERS_MAX])[:REASON_CHARACTERS_MAX])
+
+
+def _read_evidence(item: Any, count: int) -> tuple[int, ...]:
+    numbers = _read_field(item, "evidence")
+    if not isinstance(numbers, list) or not numbers:
+        raise MalformedError("an insight cites no evidence")
+    return tuple(dict.fromkeys(_check_bounds(number, "evidence", count) - 1 for number in numbers))
+
+
+def _read_items(answer: Any, name: str) -> list[Any]:
+    items = _read_field(answer, name)
+    if not isinstance(items, list):
+        raise MalformedError(f"{name!r} is no list")
+    return items
+
+
+def _read_field(item: Any, name: str) -> Any:
+    if not isinstance(item, dict) or name not in item:
+        raise MalformedError(f"no {name!r} where there must be one")
+    return item[name]
+
+
+def _read_whole(item: Any, name: str, most: int) -> int:
+    return _check_bounds(_read_field(item, name), name, most)
+
+
+def _check_bounds(value: Any, name: str, most: int) -> int:
+    # A bool is an int to Python; 7.0 is a whole number to JSON.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= most or value != int(value):
+        # Show numbers only: other values may contain a memory's words, which must not reach a log.
+        told = value if isinstance(value, int | float) else type(value).__name__
+        raise MalformedError(f"{name!r} must be a whole number of 1 to {most}, is {told!s:.50}")
+    return int(value)
+
+
+def _read_text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip() or len(value) > TEXT_CHARACTERS_MAX:
+        raise MalformedError(f"a text must be a string of 1 to {TEXT_CHARACTERS_MAX} characters")
+    return value.strip()
+
 
 log = structlog.get_logger(__name__)
 
@@ -67,9 +199,9 @@ class ChatInsights:
             ModelRole.INSIGHTS,
             self._prompts.insight.substitute(),
             {"texts": number_texts(shown)},
-            reply_parsing.INSIGHTS,
+            INSIGHTS,
         )
-        return await self._ask_model(question, lambda answer: reply_parsing.parse_texts(answer, "insights"), account)
+        return await self._ask_model(question, lambda answer: parse_texts(answer, "insights"), account)
 
     async def derive_questions(self, texts: Sequence[str], count: int, account: Account | None = None) -> list[str]:
         """At most `count` high-level questions about the latest texts. Raises as promotion_insights does."""
@@ -77,10 +209,8 @@ class ChatInsights:
         if not shown:
             return []
         guidance = self._prompts.questions.substitute(count=count)
-        question = ModelQuestion(ModelRole.INSIGHTS, guidance, {"texts": number_texts(shown)}, reply_parsing.QUESTIONS)
-        return (
-            await self._ask_model(question, lambda answer: reply_parsing.parse_texts(answer, "questions"), account)
-        )[:count]
+        question = ModelQuestion(ModelRole.INSIGHTS, guidance, {"texts": number_texts(shown)}, QUESTIONS)
+        return (await self._ask_model(question, lambda answer: parse_texts(answer, "questions"), account))[:count]
 
     async def reflect(
         self, question: str, texts: Sequence[str], count: int, account: Account | None = None
@@ -90,12 +220,8 @@ class ChatInsights:
         if not shown:
             return []
         guidance = self._prompts.reflection.substitute(count=count)
-        asked = ModelQuestion(
-            ModelRole.INSIGHTS, guidance, {"question": question, "texts": number_texts(shown)}, reply_parsing.CITED
-        )
-        return (await self._ask_model(asked, lambda answer: reply_parsing.parse_cited(answer, len(shown)), account))[
-            :count
-        ]
+        asked = ModelQuestion(ModelRole.INSIGHTS, guidance, {"question": question, "texts": number_texts(shown)}, CITED)
+        return (await self._ask_model(asked, lambda answer: parse_cited(answer, len(shown)), account))[:count]
 
     async def answer(
         self, question: str, instructions: str, texts: Sequence[str], tokens: int, account: Account | None = None
@@ -106,9 +232,9 @@ class ChatInsights:
             return []
         guidance = self._prompts.answer.substitute(tokens=tokens)
         data = {"question": question, "instructions": instructions, "texts": number_texts(shown)}
-        asked = ModelQuestion(ModelRole.INSIGHTS, guidance, data, reply_parsing.STATEMENTS)
+        asked = ModelQuestion(ModelRole.INSIGHTS, guidance, data, STATEMENTS)
         count = len(shown)
-        return await self._ask_model(asked, lambda it: reply_parsing.parse_cited(it, count, "statement"), account)
+        return await self._ask_model(asked, lambda it: parse_cited(it, count, "statement"), account)
 
     def _texts_that_fit(self, texts: Iterable[str]) -> list[str]:
         """The longest prefix of texts within the limit, so that indices are unchanged; at least one text."""
@@ -155,9 +281,9 @@ class ChatConflictJudge:
     async def judge(self, newer: Statement, older: Statement, account: Account | None = None) -> Judgement | None:
         """The decision; None if the answer is unclear. Raises ModelUnavailable or ModelRefused."""
         data = {"older": _as_data(older), "newer": _as_data(newer)}
-        question = ModelQuestion(ModelRole.CONFLICTS, self._guidance, data, reply_parsing.CONFLICT, repeated=False)
+        question = ModelQuestion(ModelRole.CONFLICTS, self._guidance, data, CONFLICT, repeated=False)
         try:
-            return await ask_or_refuse(self._chat, question, reply_parsing.parse_judgement, account, len(data))
+            return await ask_or_refuse(self._chat, question, parse_judgement, account, len(data))
         except UnclearAnswerError as error:
             log.info("conflict_answer_unclear", error=error)
             return None
@@ -253,12 +379,8 @@ class ChatScorer:
 
     async def _ask_scores(self, texts: list[str], account: Account | None) -> list[float]:
         data = {"texts": number_texts(texts)}
-        question = ModelQuestion(
-            ModelRole.SCORER, self._guidance, data, reply_parsing.SCORES, harmless=texts == [HARMLESS]
-        )
-        return await self._chat.ask_model(
-            question, lambda answer: reply_parsing.parse_scores(answer, len(texts)), account
-        )
+        question = ModelQuestion(ModelRole.SCORER, self._guidance, data, SCORES, harmless=texts == [HARMLESS])
+        return await self._chat.ask_model(question, lambda answer: parse_scores(answer, len(texts)), account)
 
     async def _ask_harmless(self, account: Account | None) -> None:
         try:

@@ -42,7 +42,7 @@ from memstream_server.core.context.values import (
     Seen,
     Turn,
 )
-from memstream_server.core.marks import escape_marks
+from memstream_server.core.rendering import escape_marks
 from memstream_server.core.values import Fragment
 
 LEFT_OUT_MAX = 100

@@ -22,8 +22,7 @@ from memstream_server.core.context.values import (
     Said,
     Turn,
 )
-from memstream_server.core.marks import escape_marks, wrap_injected
-from memstream_server.core.rendering import date_text
+from memstream_server.core.rendering import date_text, escape_marks, wrap_injected
 from memstream_server.core.values import Fragment
 
 CONTAINED_MIN = 16

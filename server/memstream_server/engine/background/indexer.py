@@ -26,8 +26,7 @@ import structlog
 from memstream_server.engine.memory.producers import ProducerState
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
 from memstream_server.ports.journal.errors import JournalError
-from memstream_server.ports.journal.records import Indexable, IndexEntry
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import Indexable, IndexEntry, Space
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

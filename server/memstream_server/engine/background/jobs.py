@@ -40,8 +40,7 @@ from memstream_server.engine.recall.reinforcement import unpack_vector
 from memstream_server.engine.requests import Query
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.reading import FragmentQuery
-from memstream_server.ports.journal.records import Job
-from memstream_server.ports.journal.spaces import Made
+from memstream_server.ports.journal.records import Job, Made
 from memstream_server.ports.models import Account, Insights, ModelError, ModelRefused, Statement
 
 if TYPE_CHECKING:

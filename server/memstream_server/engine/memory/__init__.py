@@ -5,7 +5,8 @@ ingest: sessions, which number and order observations and give them to the journ
 producers: the numbers of producers, the observations that wait, and what a resuming client has missed
 batch_calls: ObserveBatch calls, and the stored answers to their request_ids
 receipts: from validated items to a receipt; stored answers of receipts
-enrich: terms, vectors and importances of fragments, fetched before a decision; terms of another analyzer's version
+enrich: terms, vectors and importances of fragments, fetched before a decision; terms of another analyzer's version; the
+    embedding space in force and the next one
 known_fragments: the fragments that a group of observations may repeat, echo or update
 related: earlier statements near to a new one: named in its outcome, or suspected
 decision: what was decided for the memory, and the journal transaction that it becomes

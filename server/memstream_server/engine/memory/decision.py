@@ -20,10 +20,10 @@ from memstream_server.ports.journal.writing import EFFECTS, BatchReceipt, Commit
 from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:
+    from memstream_server.engine.memory.enrich import Embedding
     from memstream_server.engine.memory.producers import Batch
     from memstream_server.engine.memory.working_set import WorkingSet
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime
-    from memstream_server.engine.runtime.embedding_spaces import Embedding
 
 ROWS_PER_SLICE = 128
 """Rows that are built in one step, about a millisecond."""

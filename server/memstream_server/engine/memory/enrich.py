@@ -1,5 +1,9 @@
 """Enrichment: fetches what a decision needs from models and the analyzer, before the decision.
 
+A working set belongs to the embedding space that was in force when it was loaded. Vectors of two spaces are never
+compared: callers embed with the model of the working set, and `EnrichedFragment.in_space` converts results after a
+switch. `Embeddings` has the spaces of this process: the one in force, and the next one while it is filled.
+
 Stored terms of another version of the analyzer are made again while a memory is read (`renew_terms`). The journal keeps
 the old ones: they are replaced when the fragment is next written with its content. A change of the analyzer therefore
 needs no migration, and an older server with the same journal does the same.
@@ -9,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +22,73 @@ import structlog
 from memstream_server.core.policy import Policy, ShortTermKind
 from memstream_server.core.rendering import clip_for_index, indexed_text, text_prefix
 from memstream_server.core.values import Fragment, MemoryKind, Vector, round_vectors
-from memstream_server.engine.runtime.embedding_spaces import Embedding, Embeddings
 from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.engine.settings import EngineLimits
-from memstream_server.ports.journal.records import MemoryRecord
+from memstream_server.ports.journal.records import MemoryRecord, Space
 from memstream_server.ports.journal.rows import RowBlock, Terms
-from memstream_server.ports.models import Account, Analyzer, ModelRefused, ModelUnavailable, Scorer
+from memstream_server.ports.models import (
+    Account,
+    Analyzer,
+    Embedder,
+    EmbeddingModel,
+    ModelRefused,
+    ModelUnavailable,
+    Scorer,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedding:
+    """A space and the embedder that makes its vectors."""
+
+    model: EmbeddingModel
+    embedder: Embedder
+    name: str = field(init=False)
+    """The model's, which every step of a batch compares."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.model.name)
+
+    def as_space(self, index_layout: int) -> Space:
+        return Space(self.model.name, self.model.dimension, index_layout)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """The model that the settings name as the next one."""
+
+    embedder: Embedder
+    name: str = ""
+    """The name of its space; empty if only the model endpoint knows it."""
+
+    async def find_name(self) -> str:
+        return self.name or (await self.embedder.model()).name
+
+    async def make_embedding(self, known: Space | None) -> Embedding:
+        """The candidate's space; `known` is the journal's record of an earlier answer. Raises ModelUnavailable."""
+        if self.name and known is not None and known.model == self.name:
+            return Embedding(EmbeddingModel(self.name, known.dimension), self.embedder)
+        return Embedding(await self.embedder.model(), self.embedder)
+
+
+@dataclass(slots=True, eq=False)
+class Embeddings:
+    """The spaces in use. Only operations/reembed.py changes them."""
+
+    in_force: Embedding
+    """The space of every memory that is loaded from now on."""
+    next: Embedding | None = None
+    """The space that new fragments are embedded in as well, until all older ones are."""
+    candidate: Candidate | None = None
+    """The model that can become the next one."""
+
+    def other_than(self, name: str) -> Embedding | None:
+        """The second space in which a memory of space `name` keeps vectors; None if there is only one space."""
+        for one in (self.next, self.in_force):
+            if one is not None and one.name != name:
+                return one
+        return None
+
 
 log = structlog.get_logger(__name__)
 

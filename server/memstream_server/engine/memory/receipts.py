@@ -20,8 +20,8 @@ from memstream_server.ports.journal.writing import BatchReceipt, Outcome, Reject
 from memstream_server.ports.models import Account
 
 if TYPE_CHECKING:
+    from memstream_server.engine.memory.enrich import Embedding
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime
-    from memstream_server.engine.runtime.embedding_spaces import Embedding
 
 
 _decoder = msgspec.msgpack.Decoder(ProducerProgress)

@@ -28,11 +28,10 @@ from memstream_server.core.suspicions import KnownPairs
 from memstream_server.core.transition import Transition
 from memstream_server.core.twins import KnownWords
 from memstream_server.core.values import Fragment, FragmentKind, Held, MemoryKind, State, Tier, Vector
-from memstream_server.engine.memory.enrich import renew_terms
+from memstream_server.engine.memory.enrich import Embedding, renew_terms
 from memstream_server.engine.memory.fragment_cache import FragmentCache
 from memstream_server.engine.memory.image_changes import outdates_image, read_changes
 from memstream_server.engine.memory.search_structures import SearchStructures
-from memstream_server.engine.runtime.embedding_spaces import Embedding
 from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.ports.images import NO_IMAGES, Image, ImageKey, Images
 from memstream_server.ports.journal.port import Journal

@@ -24,12 +24,10 @@ import structlog
 from memstream_server.core.values import Fragment
 from memstream_server.engine.errors import EngineError, MemoryNotFound, ModelDown, ModelMismatch, OwnedElsewhere
 from memstream_server.engine.memory.decision import Decision, pack_vector
-from memstream_server.engine.memory.enrich import Embedded, compares_content, enhances_short_term
+from memstream_server.engine.memory.enrich import Embedded, Embedding, compares_content, enhances_short_term
 from memstream_server.engine.operations.runner import OperationCancelled, Progress
-from memstream_server.engine.runtime.embedding_spaces import Embedding
 from memstream_server.ports.journal.errors import JournalError
-from memstream_server.ports.journal.records import Job, MemoryRecord
-from memstream_server.ports.journal.spaces import Made, Space, Spaces
+from memstream_server.ports.journal.records import Job, Made, MemoryRecord, Space, Spaces
 from memstream_server.ports.models import ModelUnavailable
 from memstream_server.ports.operations import Operation
 

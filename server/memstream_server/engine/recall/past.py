@@ -28,9 +28,9 @@ from memstream_server.ports.journal.records import FragmentVersion, MemoryRecord
 from memstream_server.ports.journal.rows import Row, RowBlock
 
 if TYPE_CHECKING:
+    from memstream_server.engine.memory.enrich import Embedding
     from memstream_server.engine.requests import AsOf
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
-    from memstream_server.engine.runtime.embedding_spaces import Embedding
     from memstream_server.engine.runtime.registry import Registry
     from memstream_server.ports.journal.port import Journal
 

@@ -14,20 +14,17 @@ from msgspec import structs
 
 from memstream_server.core import ranking, ranking_dbgpt
 from memstream_server.core.arrays import sort_distinct
-from memstream_server.core.candidates import Unread, best, candidates
 from memstream_server.core.columns import Mask, Slots
 from memstream_server.core.dense import Cosines, DenseMatrix, multiply_rows
 from memstream_server.core.filters import EVERYTHING, Filter, TestedConditions, mask
-from memstream_server.core.lending import Superseded, find_borrowers
 from memstream_server.core.lexical import Legs
 from memstream_server.core.policy import Policy, RankingRule, Truth
-from memstream_server.core.ranking import NearMiss, RankingQuery
-from memstream_server.core.scores import Scored
-from memstream_server.core.signals import Signals
+from memstream_server.core.ranking import NearMiss, RankingQuery, Unread, best, candidates
+from memstream_server.core.scores import Scored, Weights
+from memstream_server.core.signals import Signals, Superseded, find_borrowers
 from memstream_server.core.suspicions import Suspicion
 from memstream_server.core.time_phrases.recognition import TimePhrase
 from memstream_server.core.values import Fragment, MemoryKind, Tier, Vector
-from memstream_server.core.weights import Weights
 from memstream_server.engine.requests import Evidence, Query
 from memstream_server.engine.runtime.threads import run_in_thread
 from memstream_server.ports.journal.port import Journal

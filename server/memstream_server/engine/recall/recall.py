@@ -21,12 +21,11 @@ from msgspec import structs
 
 from memstream_server.core import ranking
 from memstream_server.core.arrays import finish, sort_distinct
-from memstream_server.core.candidates import Unread, candidates, widen_candidates
 from memstream_server.core.dense import Cosines, multiply_rows
 from memstream_server.core.filters import EVERYTHING, TestedConditions, search_metadata
 from memstream_server.core.lexical import Legs, WordStatistics, query_terms
 from memstream_server.core.policy import AUTO_LANGUAGE, RankingRule
-from memstream_server.core.ranking import RankingQuery
+from memstream_server.core.ranking import RankingQuery, Unread, candidates, widen_candidates
 from memstream_server.core.speakers import list_named
 from memstream_server.core.time_phrases.recognition import TimePhrase, asks_only_time, find_times, has_time_words
 from memstream_server.core.twins import AMONG, Words
@@ -65,10 +64,10 @@ from memstream_server.ports.models import ModelError
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.actor import Actor
+    from memstream_server.engine.memory.enrich import Embedding
     from memstream_server.engine.memory.working_set import WorkingSet
     from memstream_server.engine.runtime.clock import Clock
     from memstream_server.engine.runtime.dependencies import EngineModels, IndexHealth, Runtime, Storage
-    from memstream_server.engine.runtime.embedding_spaces import Embedding
     from memstream_server.ports.journal.rows import Terms
 
 

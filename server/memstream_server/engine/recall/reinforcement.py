@@ -35,8 +35,8 @@ from memstream_server.ports.models import ModelError
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.actor import Actor
+    from memstream_server.engine.memory.enrich import Embedding
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
-    from memstream_server.engine.runtime.embedding_spaces import Embedding
 
 log = structlog.get_logger(__name__)
 

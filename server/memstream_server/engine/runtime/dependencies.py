@@ -12,10 +12,9 @@ from typing import Protocol
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import State
 from memstream_server.engine.errors import CapabilityMissing
-from memstream_server.engine.memory.enrich import Enricher
+from memstream_server.engine.memory.enrich import Embeddings, Enricher
 from memstream_server.engine.recall.reranking import Reranking
 from memstream_server.engine.runtime.clock import Clock, Ids
-from memstream_server.engine.runtime.embedding_spaces import Embeddings
 from memstream_server.engine.settings import EngineLimits, LeaseTimes, TransferSettings
 from memstream_server.ports.blocks import BlockStore
 from memstream_server.ports.conversation_records import SessionStore

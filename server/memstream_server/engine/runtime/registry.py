@@ -34,8 +34,8 @@ from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import MemoryRecord
 
 if TYPE_CHECKING:
+    from memstream_server.engine.memory.enrich import Embedding
     from memstream_server.engine.runtime.dependencies import EngineEvents, EngineModels, Runtime, Storage
-    from memstream_server.engine.runtime.embedding_spaces import Embedding
 
 log = structlog.get_logger(__name__)
 

@@ -36,13 +36,15 @@ from memstream_server.ports.journal.records import (
     IndexEntry,
     Job,
     Labels,
+    Made,
     MemoryRecord,
     NamespaceBytes,
     Producer,
     RecallReceipt,
     Recorded,
+    Space,
+    Spaces,
 )
-from memstream_server.ports.journal.spaces import Made, Space, Spaces
 from memstream_server.ports.journal.writing import Accesses, BatchReceipt, Commit, Rejection
 
 T = TypeVar("T")

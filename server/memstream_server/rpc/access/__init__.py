@@ -6,14 +6,12 @@ Rule 3. If a request names no namespace, its namespace is the empty one, which o
 Rule 4. No credential is logged, repeated in an error, or kept after its call.
 
 admission: rate limits, and limits of concurrent calls and streams, of each principal
-authorization: authenticates callers and applies the policy before handlers run
+authorization: from a call's credentials to a principal; applies the policy before handlers run
 caller: the caller of the current call, for handlers that filter lists
 files: operator files that are reloaded when they change
-identities: from a call's credentials to a principal
 keys: API keys
 opening: from the settings to credentials, identities and policy
-peers: authentication of calls between servers
+peers: authentication of calls between servers; the header x-forwarded-client-cert of trusted proxies
 policy: the policy file
 tokens: JSON web tokens
-xfcc: the header x-forwarded-client-cert of trusted proxies
 """

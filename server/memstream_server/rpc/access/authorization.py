@@ -5,7 +5,9 @@ another memory. Authentication uses the headers alone: messages of other callers
 Rule 2. A stream is rechecked when a message passes in either direction and RECHECK_S have passed: a revoked key, an
 expired token or a changed policy ends it.
 Rule 3. An operation in a namespace where the caller has no right does not exist for that caller.
-Rule 4. A caller over its rate is slowed down on streams, by delayed reads; calls with one response are refused.
+Rule 4. Of a header of another server, a token, a header of a proxy and a client certificate, the first that is present
+decides. If it is invalid the call is refused: the next one is not tried.
+Rule 5. A caller over its rate is slowed down on streams, by delayed reads; calls with one response are refused.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import asyncio
 import re
 import time
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
@@ -26,29 +29,73 @@ from memstream_server.engine.runtime.call_context import ACCOUNT, PRINCIPAL, REQ
 from memstream_server.rpc.access.admission import Admission
 from memstream_server.rpc.access.caller import CALLER, Caller, Verb
 from memstream_server.rpc.access.files import Watched
-from memstream_server.rpc.access.identities import Identities, Metadata
-from memstream_server.rpc.access.peers import CALLER_HEADER
+from memstream_server.rpc.access.keys import PREFIX, ApiKey, name_of
+from memstream_server.rpc.access.peers import CALLER_HEADER, PROXY_HEADER, Peers, TrustedProxies, forwarded_uri
 from memstream_server.rpc.access.policy import AccessPolicy
-from memstream_server.rpc.errors import PermissionDenied
-from memstream_server.rpc.rpc_table import (
-    RPC_RULES,
-    VERB_OF_OPERATION,
-    Need,
-    RpcRule,
-    find_memory_name,
-    find_namespace,
-)
+from memstream_server.rpc.errors import PermissionDenied, Unauthenticated
+from memstream_server.rpc.rpc_table import RPC_RULES, VERB_OF_OPERATION, Need, RpcRule, find_memory_name, find_namespace
 
 if TYPE_CHECKING:
     from memstream_server.ports.journal.records import Labels, MemoryRecord
     from memstream_server.ports.operations import Operation
+    from memstream_server.rpc.access.tokens import JwtIdentities
     from memstream_server.rpc.request_reader import Requests
+
+Metadata = Sequence[tuple[str, str | bytes]]
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Identities:
+    """The accepted credentials; None or empty if one was not configured."""
+
+    keys: Watched[Mapping[str, ApiKey]] | None = None
+    tokens: JwtIdentities | None = None
+    proxies: TrustedProxies = field(default_factory=lambda: TrustedProxies(""))
+    peers: Peers = field(default_factory=Peers)
+
+    async def identify_principal(self, metadata: Metadata, context: _Context, path: str) -> str:
+        """Raises Unauthenticated."""
+        if said := _metadata_values(metadata, CALLER_HEADER):
+            return self.peers.verify_principal(_single_value(CALLER_HEADER, said), path)
+        if said := _metadata_values(metadata, "authorization"):
+            return await self._verify_bearer(_single_value("authorization", said))
+        if (said := _metadata_values(metadata, PROXY_HEADER)) and context.peer() in self.proxies:
+            return f"uri:{forwarded_uri(','.join(said))}"
+        uris = [*context.auth_context().get("peer_uri", ())]
+        if len(uris) == 1:
+            return f"uri:{uris[0].decode(errors='replace')}"
+        raise Unauthenticated("say who calls: a bearer token in `authorization`, or a client certificate with one URI")
+
+    async def _verify_bearer(self, given: str) -> str:
+        scheme, _, token = given.strip().partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
+            raise Unauthenticated("`authorization` must be: Bearer TOKEN")
+        if token.startswith(PREFIX):
+            name = name_of(self.keys.read_current(), token) if self.keys is not None else None
+            if name is None:
+                raise Unauthenticated("there is no such API key, or it was revoked")
+            return f"key:{name}"
+        if self.tokens is None:
+            raise Unauthenticated("the bearer token is none that this server accepts")
+        return f"jwt:{await self.tokens.verify_subject(token)}"
+
+
+def _metadata_values(metadata: Metadata, key: str) -> list[str]:
+    return [value for name, value in metadata if name == key and isinstance(value, str)]
+
+
+def _single_value(key: str, values: Sequence[str]) -> str:
+    if len(values) != 1:
+        raise Unauthenticated(f"`{key}` was given more than once")
+    return values[0]
+
 
 log = structlog.get_logger(__name__)
 
 RECHECK_S = 2.0
 _OPERATION_ID = re.compile(r"[0-9A-Za-z]{1,64}")
-_Context = grpc.aio.ServicerContext[Any, Any]
 RecordOf = Callable[[str, str], Awaitable["MemoryRecord"]]
 OperationOf = Callable[[str], Awaitable["Operation"]]
 

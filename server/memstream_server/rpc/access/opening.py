@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 import grpc
 
 from memstream_server.rpc.access.admission import Admission
-from memstream_server.rpc.access.authorization import Authorization, OperationOf, RecordOf
+from memstream_server.rpc.access.authorization import Authorization, Identities, OperationOf, RecordOf
 from memstream_server.rpc.access.files import AccessError, Watched
-from memstream_server.rpc.access.identities import Identities
 from memstream_server.rpc.access.keys import parse_keys
-from memstream_server.rpc.access.peers import Peers
+from memstream_server.rpc.access.peers import Peers, TrustedProxies
 from memstream_server.rpc.access.policy import AccessPolicy, parse_policy
-from memstream_server.rpc.access.xfcc import TrustedProxies
 from memstream_server.rpc.transport import TlsError, TlsFiles, server_credentials
 
 if TYPE_CHECKING:

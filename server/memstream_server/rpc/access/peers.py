@@ -3,6 +3,10 @@
 The server that forwards a call has authenticated the caller. Instead of forwarding the credential it sends a header of
 its own: HMAC-SHA256, under a secret that the servers share, of the principal, the rpc and the time. The memory's owner
 checks its own policy again.
+
+A proxy such as Envoy passes on the client certificate that it verified in x-forwarded-client-cert. The server accepts
+the header from trusted peers only. Each proxy appends an element; the server reads only the last one, from the nearest
+proxy, because a client may have forged the earlier ones.
 """
 
 from __future__ import annotations
@@ -12,8 +16,11 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 import time
 from collections.abc import Iterable, Sequence
+from ipaddress import ip_address, ip_network
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -22,15 +29,17 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from memstream_server.rpc.access.caller import CALLER
-from memstream_server.rpc.access.xfcc import HEADER as PROXY_HEADER
+from memstream_server.rpc.access.files import AccessError
 from memstream_server.rpc.errors import Unauthenticated
 from memstream_server.rpc.transport import TlsFiles
 
 log = structlog.get_logger(__name__)
 
+PROXY_HEADER = "x-forwarded-client-cert"
 CALLER_HEADER = "memstream-caller"
 CREDENTIALS = frozenset({"authorization", PROXY_HEADER, CALLER_HEADER})
 """Headers with credentials: none of them is forwarded."""
+UNIX = "unix"
 VALID_S = 300.0
 """Maximum difference between the clocks of two servers, and how long a stolen header can be replayed."""
 _Options = Sequence[tuple[str, int | str]]
@@ -114,3 +123,60 @@ class Peers:
 
     def _compute_mac(self, said: bytes) -> bytes:
         return hmac.new(self._secret, b"memstream caller\n" + said, hashlib.sha256).digest()
+
+
+class TrustedProxies:
+    """Peers whose header is trusted: networks as in 10.0.0.0/8, addresses, `unix` for unix sockets."""
+
+    def __init__(self, listed: str) -> None:
+        """`listed` is comma-separated. Raises AccessError."""
+        names = [name.strip() for name in listed.split(",") if name.strip()]
+        self._unix = UNIX in names
+        try:
+            self._networks = [ip_network(name) for name in names if name != UNIX]
+        except ValueError as error:
+            raise AccessError(f"trusted_proxies: {error}") from error
+
+    def __bool__(self) -> bool:
+        return self._unix or bool(self._networks)
+
+    def __contains__(self, peer: str) -> bool:
+        """`peer` in gRPC's form: ipv4:1.2.3.4:5, ipv6:[::1]:5, unix:."""
+        kind, _, rest = unquote(peer).partition(":")
+        if kind == "unix":
+            return self._unix
+        try:
+            address = ip_address(rest.rpartition(":")[0].strip("[]").partition("%")[0])
+        except ValueError:
+            return False
+        mapped = getattr(address, "ipv4_mapped", None)
+        return any((mapped or address) in network for network in self._networks)
+
+
+def forwarded_uri(header: str) -> str:
+    """The URI of the certificate that the nearest proxy has verified. Raises Unauthenticated without exactly one."""
+    uris = []
+    for pair in _split_unquoted(_split_unquoted(header, ",")[-1], ";"):
+        name, _, value = pair.strip().partition("=")
+        if name.lower() == "uri":
+            uris.append(re.sub(r"\\(.)", r"\1", value[1:-1]) if value.startswith('"') else value)
+    if len(uris) != 1 or not uris[0]:
+        raise Unauthenticated(f"the proxy's {PROXY_HEADER} must name one URI")
+    return uris[0]
+
+
+def _split_unquoted(text: str, separator: str) -> list[str]:
+    """Splits at separators outside of quotes; a backslash in quotes escapes the next character."""
+    parts, begin, quoted, at = [], 0, False, 0
+    while at < len(text):
+        if quoted and text[at] == "\\":
+            at += 1
+        elif text[at] == '"':
+            quoted = not quoted
+        elif text[at] == separator and not quoted:
+            parts.append(text[begin:at])
+            begin = at + 1
+        at += 1
+    if quoted:
+        raise Unauthenticated(f"the proxy's {PROXY_HEADER} is malformed")
+    return [*parts, text[begin:]]

@@ -3,9 +3,8 @@
 | module | |
 |---|---|
 | call | one HTTP request as the context that the handlers and interceptors get |
-| codecs | JSON and binary bodies, bounded before they are parsed |
+| codecs | JSON and binary bodies, bounded before they are parsed; statuses as errors of Connect |
 | long_strings | a JSON text without its long strings, which are read in pieces |
-| errors | statuses as errors of Connect |
 | endpoints | the rpcs as endpoints of ConnectRPC: identity first, then the body, then the handler |
 | event_stream | Watch, WatchMessages and standing queries as text/event-stream |
 | application | the ASGI application: hosts, origins, headers, health |

@@ -1,4 +1,4 @@
-"""Bodies of requests and responses: binary protobuf and protobuf's JSON.
+"""Bodies of requests and responses: binary protobuf and protobuf's JSON; statuses as errors of Connect.
 
 Rule 1. A request body becomes the bytes of its message, which the request reader bounds and parses like a gRPC message.
 Rule 2. JSON is parsed here, so its size and number of elements are bounded first. An unknown field is an error: a
@@ -12,24 +12,31 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
+import grpc
+import protobuf
 from connectrpc.code import Code
 from connectrpc.compression import Compression
-from connectrpc.errors import ConnectError
-from google.protobuf import json_format
+from connectrpc.errors import ConnectError, ErrorDetail
+from connectrpc.request import Headers
+from google.protobuf import any_pb2, descriptor_pool, json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from google.rpc import error_details_pb2, status_pb2
+from protobuf import wkt
 
 from memstream.v1 import fragment_pb2
 from memstream_server.engine.errors import InvalidField
 from memstream_server.engine.runtime.threads import run_in_thread
 from memstream_server.engine.runtime.turns import in_slices
-from memstream_server.rpc.http.errors import connect_error
+from memstream_server.rpc.errors import status_of_any
 from memstream_server.rpc.http.long_strings import PIECE_BYTES, LongStrings, TooManyElements, take_long_strings
 from memstream_server.rpc.request_reader import GZIP, RequestReader, decompress
 from memstream_server.rpc.validation import invalid_field, quote_text
@@ -395,3 +402,45 @@ class JsonReader:
             return take_long_strings(data, fields_max)
         except TooManyElements:
             raise InvalidField(f"the body has more than {fields_max} elements") from None
+
+
+_CODES = {
+    code.value[0]: Code(code.name.lower().replace("cancelled", "canceled"))
+    for code in grpc.StatusCode
+    if code is not grpc.StatusCode.OK
+}
+_RETRY_INFO = error_details_pb2.RetryInfo.DESCRIPTOR.full_name
+
+
+class _ReadableDetail(ErrorDetail):
+    """A detail that also appears as JSON, under the key `debug` of Connect, for clients without protobuf."""
+
+    def __init__(self, detail: any_pb2.Any) -> None:
+        super().__init__(wkt.Any(type_url=detail.type_url, value=detail.value))
+        message = GetMessageClass(descriptor_pool.Default().FindMessageTypeByName(detail.TypeName()))()
+        detail.Unpack(message)
+        self._readable = protobuf.message_from_json_value(wkt.Struct, MessageToDict(message))
+
+    def value(self, *_: object) -> protobuf.Message:  # type: ignore[override]  # ConnectRPC writes JSON only of its own messages
+        """The message as a JSON object."""
+        return self._readable
+
+
+def connect_error_of(status: status_pb2.Status) -> ConnectError:
+    """The error of a status."""
+    return ConnectError(_CODES.get(status.code, Code.UNKNOWN), status.message, map(_ReadableDetail, status.details))
+
+
+def connect_error(error: BaseException) -> ConnectError:
+    """The error of an exception; a defect is logged, and its text stays here."""
+    return connect_error_of(status_of_any(error))
+
+
+def set_error_headers(error: ConnectError, headers: Headers) -> None:
+    """Sets what HTTP clients know: Retry-After, in whole seconds, and WWW-Authenticate."""
+    for each in error.details:
+        if each.type_name == _RETRY_INFO:
+            delay = error_details_pb2.RetryInfo.FromString(each.message_bytes).retry_delay
+            headers["retry-after"] = str(math.ceil(delay.ToTimedelta().total_seconds()))
+    if error.code is Code.UNAUTHENTICATED:
+        headers["www-authenticate"] = "Bearer"

@@ -38,9 +38,11 @@ from memstream_server.rpc.http.codecs import (
     JsonReader,
     JsonText,
     Reply,
+    connect_error,
+    connect_error_of,
+    set_error_headers,
     write_body,
 )
-from memstream_server.rpc.http.errors import connect_error, connect_error_of, set_error_headers
 from memstream_server.rpc.http.event_stream import (
     LAST_ID,
     RECALL,

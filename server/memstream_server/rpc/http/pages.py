@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 
 from memstream_server.rpc.access.caller import Verb
 from memstream_server.rpc.http.call import HttpCall, metadata_of
-from memstream_server.rpc.http.errors import connect_error
+from memstream_server.rpc.http.codecs import connect_error
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from memstream_server.rpc.access.caller import Verb
     from memstream_server.rpc.connections import ConnectionBounds, Exempt
-    from memstream_server.rpc.registration import Handlers
+    from memstream_server.rpc.pipeline import Handlers
     from memstream_server.rpc.request_reader import RequestReader
 
 Scope = MutableMapping[str, Any]

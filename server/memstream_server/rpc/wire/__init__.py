@@ -4,7 +4,6 @@ conversations: messages and plans of conversations
 fragments: fragments, events and suspicions
 filters: filters of fragments, from messages and from text
 observations: observations, and a producer's rejections and outcomes
-operations: operations
 policies: memories and their policies
 queries: queries and their answers, receipts of recalls
 scalars: enums, times, durations, vectors and metadata

@@ -12,7 +12,7 @@ import grpc
 
 from memstream.v1 import fragment_pb2 as pb
 from memstream.v1 import stream_service_pb2 as stream_pb
-from memstream_server.core.marks import drop_injected
+from memstream_server.core.rendering import drop_injected
 from memstream_server.core.values import Role, Structured
 from memstream_server.engine.errors import InvalidField
 from memstream_server.engine.requests import AckLevel, NewObservation, RejectedObservation

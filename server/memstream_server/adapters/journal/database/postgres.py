@@ -24,8 +24,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from memstream_server.adapters.journal.database import migrate
-from memstream_server.adapters.journal.database.database import read_snapshot
-from memstream_server.adapters.journal.sql.row_columns import Column, pack_blobs
+from memstream_server.adapters.journal.database.database import Column, pack_blobs, read_snapshot
 from memstream_server.ports.journal.errors import (
     AlreadyExists,
     JournalError,

@@ -33,8 +33,7 @@ from sqlalchemy import cast as sql_cast
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from memstream_server.adapters.journal.sql.compiled_statements import compile_statement
-from memstream_server.adapters.journal.sql.row_columns import Column, Packed
+from memstream_server.adapters.journal.database.database import Column, Packed, compile_statement
 from memstream_server.ports.journal.errors import (
     AlreadyExists,
     JournalError,

@@ -6,8 +6,6 @@ transaction, a read function inside one snapshot.
 schema: tables, and the integer key that keeps a memory's rows together
 codec: encoding of the blobs
 byte_counts: the bytes of each namespace, which triggers count
-row_columns: rows by column, as bulk reads return them
-compiled_statements: statements compiled once, for the writes of every observation
 bulk: statements of many rows, and paged reads
 writes: writes to the store, its memories, producers and receipts
 answers: stored answers to request ids

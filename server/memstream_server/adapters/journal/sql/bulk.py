@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Select, Table
 
 from memstream_server.adapters.journal.database import postgres, sqlite
-from memstream_server.adapters.journal.sql.row_columns import to_rows
+from memstream_server.adapters.journal.database.database import to_rows
 
 T = TypeVar("T")
 

@@ -19,16 +19,15 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import force_setattr
 
-from memstream_server.adapters.journal.sql.row_columns import Packed
+from memstream_server.adapters.journal.database.database import Packed
 from memstream_server.core.events import Event
 from memstream_server.core.policy import HistoryPolicy, Policy, Profile, Truth
 from memstream_server.core.values import Enhancement, Fragment
 from memstream_server.ports.blocks import Block
 from memstream_server.ports.conversations import Message, Plan
 from memstream_server.ports.journal.errors import Unreadable
-from memstream_server.ports.journal.records import Labels, RecallReceipt
+from memstream_server.ports.journal.records import Labels, RecallReceipt, Space
 from memstream_server.ports.journal.rows import Terms
-from memstream_server.ports.journal.spaces import Space
 from memstream_server.ports.journal.writing import BatchReceipt, Outcome, Rejection
 
 VERSION = 1

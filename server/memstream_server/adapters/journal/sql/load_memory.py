@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import BindParameter, Connection, Select, bindparam, case, func, select, text
 
+from memstream_server.adapters.journal.database.database import Packed, run_compiled, to_rows
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.bulk import (
     PAGE_ROWS,
@@ -22,11 +23,9 @@ from memstream_server.adapters.journal.sql.bulk import (
     fetch_together,
     split_ids,
 )
-from memstream_server.adapters.journal.sql.compiled_statements import run_compiled
 from memstream_server.adapters.journal.sql.conflicts import KNOWN_PAIRS, make_suspicions
 from memstream_server.adapters.journal.sql.fragment_reads import FRAGMENT, read_fragments, resolve_anchors
 from memstream_server.adapters.journal.sql.reads import decode_record, read_events
-from memstream_server.adapters.journal.sql.row_columns import Packed, to_rows
 from memstream_server.adapters.journal.sql.schema import (
     POSITION_BITS,
     anchors,

@@ -40,8 +40,8 @@ from memstream_server.adapters.journal.sql.schema import (
 from memstream_server.adapters.journal.sql.vector_forms import COMPUTED, encode_anchor, encode_vector
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal.errors import StaleWrite
+from memstream_server.ports.journal.records import Made
 from memstream_server.ports.journal.rows import Origin
-from memstream_server.ports.journal.spaces import Made
 
 _model: BindParameter[str] = bindparam("model")
 _low: BindParameter[int] = bindparam("low")

@@ -9,10 +9,10 @@ from typing import Any
 from sqlalchemy import BigInteger, BindParameter, Connection, Select, bindparam, cast, exists, func, select
 from sqlalchemy import Row as SqlRow
 
+from memstream_server.adapters.journal.database.database import run_compiled
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.answers import ANSWER_KEPT_US
 from memstream_server.adapters.journal.sql.bulk import PAGE_ROWS, fetch_pages, fetch_rows, split_ids
-from memstream_server.adapters.journal.sql.compiled_statements import run_compiled
 from memstream_server.adapters.journal.sql.schema import (
     event_fragments,
     events,
@@ -33,8 +33,7 @@ from memstream_server.adapters.journal.sql.writes import SPACES
 from memstream_server.core.values import FragmentKind, MemoryKind, Tier
 from memstream_server.ports.journal.errors import StaleWrite
 from memstream_server.ports.journal.reading import KeptReceipt
-from memstream_server.ports.journal.records import Answer, Counts, Job, Labels, MemoryRecord, Recorded
-from memstream_server.ports.journal.spaces import Space, Spaces
+from memstream_server.ports.journal.records import Answer, Counts, Job, Labels, MemoryRecord, Recorded, Space, Spaces
 from memstream_server.ports.journal.writing import Rejection
 
 EVENTS_BYTES_MAX = 256 << 10

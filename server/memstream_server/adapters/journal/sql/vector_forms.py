@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.adapters.journal.sql.row_columns import Packed
+from memstream_server.adapters.journal.database.database import Packed
 from memstream_server.core.rendering import clip_for_index, indexed_text
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.errors import Unreadable
+from memstream_server.ports.journal.records import ComputeVectors
 from memstream_server.ports.journal.rows import Origin
-from memstream_server.ports.journal.spaces import ComputeVectors
 
 Floats = npt.NDArray[np.float32]
 COMPUTED = b""

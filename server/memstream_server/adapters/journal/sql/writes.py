@@ -23,9 +23,9 @@ from sqlalchemy import (
 )
 
 from memstream_server.adapters.journal.database import postgres
+from memstream_server.adapters.journal.database.database import run_compiled
 from memstream_server.adapters.journal.sql import bulk, codec
 from memstream_server.adapters.journal.sql.answers import put_answer, put_answers
-from memstream_server.adapters.journal.sql.compiled_statements import run_compiled
 from memstream_server.adapters.journal.sql.schema import (
     KEYED_TABLES,
     NUMBERED_TABLES,
@@ -47,8 +47,7 @@ from memstream_server.adapters.journal.sql.schema import (
 from memstream_server.core.events import Event, list_concerned
 from memstream_server.core.values import Fragment, Tier
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError, NamespaceFull, StaleWrite
-from memstream_server.ports.journal.records import Answer, Labels, MemoryRecord, Producer
-from memstream_server.ports.journal.spaces import Space, Spaces
+from memstream_server.ports.journal.records import Answer, Labels, MemoryRecord, Producer, Space, Spaces
 from memstream_server.ports.journal.writing import BatchReceipt
 
 SEQUENCES_KEPT = 100_000

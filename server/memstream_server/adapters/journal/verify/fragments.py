@@ -36,7 +36,7 @@ from memstream_server.core.replay_events import GONE, Place, fold_event, fold_kn
 from memstream_server.core.suspicions import ConflictDecision, ConflictReason
 from memstream_server.core.values import Enhancement, Fragment, Tier
 from memstream_server.ports.journal.errors import JournalError
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import Space
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal.verify.report import Report

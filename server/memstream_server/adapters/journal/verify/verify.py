@@ -53,8 +53,7 @@ from memstream_server.adapters.journal.verify.report import Report
 from memstream_server.core.json_text import find_fault
 from memstream_server.ports.conversation_records import StateScope
 from memstream_server.ports.journal.errors import JournalError
-from memstream_server.ports.journal.records import MemoryRecord, NamespaceBytes
-from memstream_server.ports.journal.spaces import Space
+from memstream_server.ports.journal.records import MemoryRecord, NamespaceBytes, Space
 
 if TYPE_CHECKING:
     from memstream_server.adapters.journal.verify.report import Report

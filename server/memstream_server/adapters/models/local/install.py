@@ -137,8 +137,8 @@ def _check_vectors(model: LocalModel, built: Path) -> None:
 
 
 async def _embed_probe(directory: Path) -> npt.NDArray[np.float32]:
-    from memstream_server.adapters.models.onnx_embedder import OnnxEmbedder
     from memstream_server.adapters.models.onnx_files import OnnxModelError
+    from memstream_server.adapters.models.onnx_models import OnnxEmbedder
 
     try:
         embedder = OnnxEmbedder(directory)
