@@ -13,7 +13,6 @@ import unicodedata
 
 _JOINERS = "\u200c\u200d"
 """Parts of words in Persian and Indic scripts, and of emoji."""
-UNICODE_VERSION = "16.0"
 DEFAULT_IGNORABLE = (
     (0xAD, 0xAD),
     (0x34F, 0x34F),
@@ -33,7 +32,7 @@ DEFAULT_IGNORABLE = (
     (0x1D173, 0x1D17A),
     (0xE0000, 0xE0FFF),
 )
-"""`Default_Ignorable_Code_Point` of DerivedCoreProperties.txt of that version, first and last of each range."""
+"""`Default_Ignorable_Code_Point` of DerivedCoreProperties.txt of Unicode 16.0, first and last of each range."""
 SHOWN_MAX = 16
 """Characters that `list_hidden` names."""
 

@@ -26,7 +26,7 @@ from memstream_server.engine.errors import (
     write_error,
 )
 from memstream_server.engine.quotas import check_bytes
-from memstream_server.engine.runtime.call_context import PRINCIPAL, complete
+from memstream_server.engine.runtime.call_context import PRINCIPAL, complete_task
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.engine.settings import EngineLimits
 from memstream_server.ports.blocks import (
@@ -229,10 +229,8 @@ class Blocks:
         return await self._notify_after(name.of, self._store.write_block(name, decide, writing, answer))
 
     async def _notify_after(self, memory: MemoryName, writing: Awaitable[T]) -> T:
-        task = asyncio.create_task(self._write_and_notify(memory, writing))
-        self._writing.add(task)
-        task.add_done_callback(self._writing.discard)
-        return await complete(task)  # the watches are notified even if the caller is cancelled
+        # The watches are notified even if the caller is cancelled.
+        return await complete_task(self._write_and_notify(memory, writing), self._writing)
 
     async def _write_and_notify(self, memory: MemoryName, writing: Awaitable[T]) -> T:
         written = await _map_errors(writing, self._limits.memory_blocks_max)

@@ -22,7 +22,7 @@ from memstream_server.engine.errors import (
     write_error,
 )
 from memstream_server.engine.quotas import check_bytes
-from memstream_server.engine.runtime.call_context import complete
+from memstream_server.engine.runtime.call_context import complete_task
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.engine.settings import EngineLimits
 from memstream_server.ports.conversation_records import (
@@ -352,10 +352,8 @@ class Conversations:
         return whole, len(found) == PAGE or len(whole) < len(found)
 
     async def _write_shielded(self, changed: Sequence[ConversationName], writing: Awaitable[T]) -> T:
-        telling = asyncio.create_task(self._write_and_notify(changed, writing))
-        self._writing.add(telling)
-        telling.add_done_callback(self._writing.discard)
-        return await complete(telling)  # the watches are notified even if the caller is cancelled
+        # The watches are notified even if the caller is cancelled.
+        return await complete_task(self._write_and_notify(changed, writing), self._writing)
 
     async def _write_and_notify(self, changed: Sequence[ConversationName], writing: Awaitable[T]) -> T:
         written = await _map_errors(writing)

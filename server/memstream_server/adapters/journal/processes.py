@@ -7,7 +7,10 @@ Rule 2. Nothing here waits for a lock: waiting would block every write of this p
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, TextClause, text
 
 from memstream_server.adapters.journal.database.database import Read, Write
 from memstream_server.adapters.journal.database.postgres import LEADING, SCHEMA, PostgresDatabase, process_lock_key
@@ -130,36 +133,23 @@ class SqlProcesses:
 
     async def find_owner(self, namespace: str, name: str, number: int) -> Owner | None:
         """See the port."""
-
-        def work(connection: Connection) -> Owner | None:
-            found = connection.execute(_OWNER, {"ns": namespace, "name": name, "n": number}).first()
-            return None if found is None else Owner(*found)
-
-        return await self._look(work)
+        found = await self._read_rows(_OWNER, ns=namespace, name=name, n=number)
+        return Owner(*found[0]) if found else None
 
     async def list_living(self, number: int) -> frozenset[int]:
         """See the port."""
-
-        def work(connection: Connection) -> frozenset[int]:
-            return frozenset(connection.execute(_LIVING_NUMBERS, {"n": number}).scalars())
-
-        return await self._look(work)
+        return frozenset(row[0] for row in await self._read_rows(_LIVING_NUMBERS, n=number))
 
     async def owned_by_others(self, number: int) -> frozenset[str]:
         """See the port."""
-
-        def work(connection: Connection) -> frozenset[str]:
-            return frozenset(connection.execute(_OWNED_BY_OTHERS, {"n": number}).scalars())
-
-        return await self._look(work)
+        return frozenset(row[0] for row in await self._read_rows(_OWNED_BY_OTHERS, n=number))
 
     async def list_abandoned(self, number: int) -> list[str]:
         """See the port."""
+        return [row[0] for row in await self._read_rows(_ABANDONED, n=number)]
 
-        def work(connection: Connection) -> list[str]:
-            return list(connection.execute(_ABANDONED, {"n": number}).scalars())
-
-        return await self._look(work)
+    async def _read_rows(self, statement: TextClause, **given: str | int) -> Sequence[Any]:
+        return await self._look(lambda connection: connection.execute(statement, given).all())
 
 
 def _take_memory(connection: Connection, uid: str, number: int) -> int | Owner | None:

@@ -80,7 +80,7 @@ class Retention(BackgroundTask):
                 pass
             forgotten = dict(await self._journal.oldest_forgotten())
             there: set[str] = set()
-            async for record in self._list_memories():
+            async for record in self._registry.list_memories():
                 there.add(record.uid)
                 if not tended(record.uid):
                     continue
@@ -90,13 +90,6 @@ class Retention(BackgroundTask):
                     log.warning("memory_not_maintained", memory=record.uid, error=error)
             self._computed_us = {uid: at_us for uid, at_us in self._computed_us.items() if uid in there}
             self._counted = {uid: revision for uid, revision in self._counted.items() if uid in there}
-
-    async def _list_memories(self) -> AsyncIterator[MemoryRecord]:
-        after = ""
-        while page := await self._journal.all_memories(after, PAGE):
-            for record in page:
-                yield record
-            after = page[-1].uid
 
     async def list_forgetful(self, namespace: str, name: str) -> AsyncIterator[MemoryRecord]:
         """The memories of that namespace and name that have forgotten fragments; an empty string matches all."""

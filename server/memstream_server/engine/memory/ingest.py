@@ -39,7 +39,7 @@ from memstream_server.engine.memory.producers import (
 from memstream_server.engine.memory.receipts import batch_of, verify_repeats
 from memstream_server.engine.memory.superseding import refuse_unknown, superseding_error
 from memstream_server.engine.requests import AckLevel, NewObservation, Opened, ProducerProgress, RejectedObservation
-from memstream_server.engine.runtime.call_context import retrieve_error, without_account
+from memstream_server.engine.runtime.call_context import close_result, retrieve_error, without_account
 from memstream_server.ports.journal.errors import AnswerExists, JournalError, OutcomeUnknown, StaleWrite, WriteRefused
 from memstream_server.ports.journal.records import Answer
 
@@ -66,7 +66,7 @@ async def open_session(actor: Actor, name: str, *, outcomes: bool = False) -> Ob
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
         # The journal raises the producer's epoch anyway, so the state here must follow.
-        opening.add_done_callback(_close_unused)
+        opening.add_done_callback(close_result)
         raise
 
 
@@ -93,11 +93,6 @@ async def _open_producer(actor: Actor, name: str, outcomes: bool) -> ObserveSess
     opened = Opened(state.received, state.stored, state.epoch, actor.uid, actor.revision)
     state.session = session = ObserveSession(actor, state, opened)
     return session
-
-
-def _close_unused(opening: asyncio.Task[ObserveSession]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
 
 
 def open_anonymous(actor: Actor, stored: int = 0) -> ObserveSession:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -164,7 +164,7 @@ class Reembedding:
         done, total = await self._journal.count_vectors(embedding.name)
         while True:
             found = 0
-            async for record in self._list_memories():
+            async for record in self._registry.list_memories():
                 found += await self._fill_memory(record, embedding, progress, refused, (done + found, total))
             done += found
             if found < PAGE:
@@ -246,7 +246,7 @@ class Reembedding:
         """
         name = self._embeddings.in_force.name
         tended = await self._registry.ownership.select_tended()
-        async for record in self._list_memories():
+        async for record in self._registry.list_memories():
             if not tended(record.uid):
                 continue
             if await self._lacks_vectors(record, name, refused):
@@ -299,13 +299,6 @@ class Reembedding:
             else:
                 log.info("space_removed", space=space.model)
                 return
-
-    async def _list_memories(self) -> AsyncIterator[MemoryRecord]:
-        after = ""
-        while page := await self._journal.all_memories(after, PAGE):
-            for record in page:
-                yield record
-            after = page[-1].uid
 
 
 def _enter_job(job: Job, _: Actor) -> Decision:

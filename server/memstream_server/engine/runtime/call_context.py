@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import contextvars
 import heapq
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from itertools import count
 from typing import Any, Generic, TypeVar, cast
 
@@ -51,6 +51,20 @@ async def complete(work: asyncio.Future[T]) -> T:
     except asyncio.CancelledError:
         work.add_done_callback(retrieve_error)  # a cancelled shield no longer does, and asyncio would log a warning
         raise
+
+
+async def complete_task(work: Coroutine[Any, Any, T], running: set[asyncio.Task[Any]]) -> T:
+    """The result of `work`, as a task of its own in `running`, which a cancelled caller leaves to its end."""
+    task = asyncio.create_task(work)
+    running.add(task)
+    task.add_done_callback(running.discard)
+    return await complete(task)
+
+
+def close_result(opened: asyncio.Future[Any]) -> None:
+    """Close what was opened for a caller that was cancelled meanwhile, if it was opened."""
+    if not opened.cancelled() and opened.exception() is None:
+        opened.result().close()
 
 
 def retrieve_error(work: asyncio.Future[T]) -> None:

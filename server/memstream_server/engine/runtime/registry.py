@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,8 @@ REVIVE_PAUSE_S = 0.2
 REVIVE_PAUSE_MAX_S = 30.0
 MEASURED_AT_ONCE = 8
 """Working sets measured per event-loop iteration, about 0.25 ms."""
+RECORDS = 500
+"""Records of memories that are read at once."""
 NAMES_MAX = 65_536
 """Names kept of memories that are no longer active: a few MB."""
 CREATED_MAX = 256
@@ -127,6 +129,14 @@ class Registry:
     def peek(self, uid: str) -> Actor | None:
         """The actor if the memory is active. Does not count as a use."""
         return self._actors.get(uid)
+
+    async def list_memories(self) -> AsyncIterator[MemoryRecord]:
+        """The records of all memories, active or not, in order of their uids."""
+        after = ""
+        while page := await self._storage.journal.all_memories(after, RECORDS):
+            for record in page:
+                yield record
+            after = page[-1].uid
 
     async def read_record(self, namespace: str, name: str) -> MemoryRecord:
         """The record of a memory, from RAM if it is active. Raises MemoryNotFound."""

@@ -12,7 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Protocol, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ from memstream_server.engine.operations.transfer.lines import (
     StateLine,
     decode_line,
 )
+from memstream_server.engine.runtime.call_context import close_result
 from memstream_server.engine.settings import TransferSettings
 from memstream_server.ports.blocks import Block, BlockContent
 from memstream_server.ports.conversations import Message, Plan
@@ -120,13 +121,8 @@ async def open_in_thread(make: Callable[[], T]) -> T:
     try:
         return await asyncio.shield(opened)
     except asyncio.CancelledError:
-        opened.add_done_callback(_close_opened)
+        opened.add_done_callback(close_result)
         raise
-
-
-def _close_opened(opened: asyncio.Future[Any]) -> None:
-    if not opened.cancelled() and opened.exception() is None:
-        opened.result().close()
 
 
 def invalid_field(field: str, description: str) -> InvalidField:
