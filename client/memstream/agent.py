@@ -15,7 +15,7 @@ To read or write differently, subclass it and override `read_memories`, `write_m
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import ClassVar, Self, TypedDict, Unpack
+from typing import Any, ClassVar, Self, TypedDict, Unpack
 
 from memstream.answer_values import Answer
 from memstream.argument_types import Count, Several
@@ -75,6 +75,12 @@ def default_create_options(kind: MemoryKind | None, policy: PolicyLike | None) -
     if policy is None and kind is MemoryKind.SHORT_TERM:
         policy = {"profile": Profile.DBGPT, "short_term": {"capacity": SHORT_TERM_CAPACITY}}
     return {"kind": kind, "policy": policy}
+
+
+def context_options(own: RecallOptions, given: ContextOptions) -> ContextOptions:
+    """Those that are given, and of an agent's own ones those that a context has."""
+    shared: Any = {name: value for name, value in own.items() if name in ContextOptions.__annotations__}
+    return {**shared, **given}
 
 
 @check_methods
@@ -202,10 +208,12 @@ class AgentMemory(AgentTemplates):
     ) -> Context:
         """The context of a turn from the memory and its conversation, in place of `prompt`: each turn's text begins
         with that of the turn before. `record` of the result takes the place of `write_memories`. See Memory.context.
+        Of the agent's own options it takes those that a context has.
         """
         talk = "" if self.conversation is None else self.conversation.path
+        asked = context_options(self.options, options)
         return await self.memory.context(
-            question, conversation=talk, blocks=blocks, budget=budget, after=after, **options
+            question, conversation=talk, blocks=blocks, budget=budget, after=after, **asked
         )
 
     async def write_memories(

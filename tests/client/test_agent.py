@@ -311,6 +311,20 @@ async def test_turns_of_an_agent_keep_their_beginning(client: memstream.Client, 
     assert "assistant: Nuts." in later.text
 
 
+async def test_a_context_takes_the_options_of_the_agent(real: ServerProcess, path: str) -> None:
+    async with memstream.connect(real.address) as client:
+        joy = await AgentMemory.open(client, path)
+        said = [memstream.Observation(f"the {one} key is red", speaker=one) for one in ("Ann", "Bob")]
+        await joy.memory.observe_batch(said)
+        joy.options = {"filter": memstream.Filter(speakers=["Ann"]), "omit_working_memory": True}
+        asked = "Which key is red?"
+        assert "Bob" not in await joy.prompt(asked)
+        turn = await joy.context(asked)
+        assert "the Ann key" in turn.text
+        assert "the Bob key" not in turn.text
+        assert "the Bob key" in (await joy.context(asked, filter=memstream.Filter(speakers=["Bob"]))).text
+
+
 def test_the_blocking_agent_has_contexts_too(real: ServerProcess, path: str) -> None:
     with memstream.sync.connect(real.address) as client:
         joy = SyncAgentMemory.open(client, path)

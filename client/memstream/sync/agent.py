@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Self, Unpack
 
-from memstream.agent import ActionOutput, AgentTemplates, default_create_options
+from memstream.agent import ActionOutput, AgentTemplates, context_options, default_create_options
 from memstream.argument_types import Count, Several
 from memstream.arguments import check_constructor, check_methods
 from memstream.context import ContextOptions, ContextText
@@ -82,9 +82,11 @@ class AgentMemory(AgentTemplates):
     ) -> Context:
         """The context of a turn from the memory and its conversation, in place of `prompt`: each turn's text begins
         with that of the turn before. `record` of the result takes the place of `write_memories`. See Memory.context.
+        Of the agent's own options it takes those that a context has.
         """
         talk = "" if self.conversation is None else self.conversation.path
-        return self.memory.context(question, conversation=talk, blocks=blocks, budget=budget, after=after, **options)
+        asked = context_options(self.options, options)
+        return self.memory.context(question, conversation=talk, blocks=blocks, budget=budget, after=after, **asked)
 
     def write_memories(
         self,
