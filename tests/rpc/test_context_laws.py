@@ -89,9 +89,11 @@ class Turn(NamedTuple):
     filter: str
     asked: frozenset[int]
     recorded: bool
+    is_cold: bool
+    """Whether no fragment is in RAM."""
 
 
-WHOLE = Turn([], False, frozenset(MEMORIES), "all", frozenset(range(FACTS)), True)
+WHOLE = Turn([], False, frozenset(MEMORIES), "all", frozenset(range(FACTS)), True, False)
 """A turn in which nothing is excluded but by what has changed before it."""
 _BOTH: list[tuple[str, ...]] = [MEMORIES]
 _SOME: list[tuple[str, ...]] = [*[MEMORIES] * 4, ("m0",), ("m1",), ()]
@@ -117,6 +119,7 @@ def _draw_turns(law: str, changing: set[int]) -> st.SearchStrategy[list[Turn]]:
             filter=st.sampled_from(filters),
             asked=st.sampled_from([WHOLE.asked, WHOLE.asked, frozenset([0]), frozenset([1, 2])]),
             recorded=st.booleans(),
+            is_cold=st.booleans(),
         ),
         min_size=1,
         max_size=4,
@@ -240,6 +243,8 @@ class History:
 
     async def ask(self, turn: Turn) -> pb.ContextResponse:
         """The context of a turn."""
+        if turn.is_cold:
+            await self.empty_caches()
         subjects = [_SUBJECTS[which] for which in sorted(turn.asked)]
         question = f"Which mark has the {' and the '.join(subjects)}?"
         request = pb.ContextRequest(
@@ -264,6 +269,13 @@ class History:
             store = self.engine.storage.conversations
             await store.append_messages(self.talk, said, Precondition(), time.time_ns() // 1000)
         return answer
+
+    async def empty_caches(self) -> None:
+        """Have the next turn read all fragments from the journal."""
+        for name in MEMORIES:
+            async with self.engine.actors.use(self.namespace, name) as actor:
+                for fact in self.facts:
+                    actor.working.fragment_cache.remove(fact.fragment.id)
 
     def check(self, turn: Turn, answer: pb.ContextResponse) -> None:
         """Compare a turn with what may be in it. Of what changed at the same time nothing is known."""

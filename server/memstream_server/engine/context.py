@@ -64,8 +64,6 @@ _ON_LOOP = 65_536
 Tokenizers = Mapping[str, Callable[[str], int]]
 """Functions that count the tokens of a text, by name; "" is the default."""
 TOKENIZERS: Tokenizers = {"": estimated_tokens, "bytes/4": estimated_tokens}
-MEMORIES, SHOWN = "memories", "shown memories"
-"""Names of reads, in `degraded`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -116,23 +114,26 @@ class Contexts:
     async def build(self, request: ContextRequest, scoped: ScopedQuery | None, time_s: float) -> ContextAnswer:
         """The context, its parts read within `time_s`. Raises InvalidField, and what finding the memories raises."""
         asked = [] if scoped is None else await scoped.find_memories()
-        reading = _Reading(time_s)
-        if scoped is not None and asked:
-            reading.start(MEMORIES, scoped.recall(asked, time_s))
-        if asked and request.after is not None:
-            reading.start(SHOWN, self._read_shown(request.after, asked))
-        if (rest := _name_rest(request)) or asked:
-            reading.start(rest, self._engine.fragments.read_moment(_make_query(request, asked)))
-        got = await reading.finish()
-        read = _Read(request.after, got.get(MEMORIES), got.get(SHOWN), got.get(rest))
-        if read.moment is not None and not read.is_of_one_moment(asked):
-            reading.start("one moment", self._engine.fragments.read_moment(_make_query(request, asked, read)))
-            again = (await reading.finish()).get("one moment")
-            read = replace(read, moment=again or read.moment, is_read_again=again is not None)
-        if (version := _find_last_summary(request, read.moment)) and request.summary is not None:
-            name = str(request.summary)
-            reading.start(name, self._read_summary(request.summary, version))
-            read = replace(read, last_summary=(await reading.finish()).get(name))
+        shown, reading = self._find_shown(request.after, asked), _Reading(time_s)
+        answer = moment = started = None
+        if (rest := _name_rest(request, shown)) or asked:
+            query = _make_query(request, asked, shown.absent)
+            started = asyncio.create_task(self._engine.fragments.read_moment(query))
+        try:
+            if scoped is not None and asked:
+                answer = await reading.wait("memories", scoped.recall(asked, time_s))
+            if started is not None:
+                moment = await reading.wait(rest, started)
+        finally:
+            if started is not None and not started.cancel() and not started.cancelled():
+                started.exception()  # marks it as retrieved
+        read = _Read(answer, shown, moment)
+        if moment is not None and not read.is_of_one_moment(asked):
+            query = _make_query(request, asked, _list_wanted(request.after, asked, read))
+            again = await reading.wait("one moment", self._engine.fragments.read_moment(query))
+            read = replace(read, moment=again or moment, is_read_again=again is not None)
+        if (version := _find_last_summary(request, read.moment)) and (name := request.summary) is not None:
+            read = replace(read, last_summary=await reading.wait(str(name), self._read_summary(name, version)))
         return await self._lay_out(request, asked, read, reading.problems)
 
     async def _lay_out(
@@ -186,21 +187,16 @@ class Contexts:
             return None
         return block if still_holds(block.content, there, self._clock.now_us()) else None
 
-    async def _read_shown(self, after: Position, asked: Sequence[Asked]) -> _Shown:
-        """From RAM, as far as the memories are active here."""
+    def _find_shown(self, after: Position | None, asked: Sequence[Asked]) -> _Shown:
+        """In RAM, as far as the memories are active here; the rest is absent."""
         shown = _Shown()
+        if after is None:
+            return shown
         for each in asked:
-            left = _list_shown(after, each.path)
-            found: dict[str, Fragment] = {}
-            for _ in range(_CHAIN_MAX + 1 if left else 0):
-                got = await self._engine.fragments.read_cached(each.record, left)
-                if got is None:
-                    break
-                found |= {one.id: one for one in got[0]}
-                shown.fragments[each.record.uid], shown.revisions[each.record.uid] = found, got[1]
-                left = sorted({one.superseded_by for one in got[0] if one.superseded_by} - found.keys())
-                if not left:
-                    break
+            if ids := _list_shown(after, each.path):
+                uid = each.record.uid
+                found = self._engine.fragments.find_cached(uid, ids, _CHAIN_MAX)
+                shown.fragments[uid], shown.absent[uid], shown.revisions[uid] = found
         return shown
 
     def _list_known(self, asked: Sequence[Asked], read: _Read) -> Mapping[tuple[str, str], Fragment]:
@@ -285,25 +281,28 @@ def _find_last_summary(request: ContextRequest, moment: Moment | None) -> int:
     return after.summary if there and after.summary != moment.blocks[name].version else 0
 
 
-def _name_rest(request: ContextRequest) -> str:
-    named = {"conversation": request.conversation is not None, "blocks": bool(request.all_blocks)}
+def _name_rest(request: ContextRequest, shown: _Shown) -> str:
+    is_named, is_absent = request.conversation is not None, any(shown.absent.values())
+    named = {"conversation": is_named, "blocks": bool(request.all_blocks), "shown memories": is_absent}
     return ", ".join(name for name, wanted in named.items() if wanted)
 
 
-def _list_shown(after: Position | None, path: str) -> list[str]:
-    if after is None:
-        return []
+def _list_shown(after: Position, path: str) -> list[str]:
     return sorted({entry.id for turn in after.turns for entry in turn.entries if after.memories[entry.memory] == path})
 
 
-def _make_query(request: ContextRequest, asked: Sequence[Asked], read: _Read | None = None) -> MomentQuery:
-    """What the database is asked; read: what was read before, of which the fragments are wanted again."""
+def _list_wanted(after: Position | None, asked: Sequence[Asked], read: _Read) -> Mapping[str, Sequence[str]]:
+    """The ids of all that the text may show, by uid."""
+    wanted: dict[str, Sequence[str]] = {}
+    for each in asked:
+        ids = {one.id for one in read.list_read(each, alone=len(asked) == 1)}
+        wanted[each.record.uid] = sorted(ids if after is None else ids.union(_list_shown(after, each.path)))
+    return wanted
+
+
+def _make_query(request: ContextRequest, asked: Sequence[Asked], fragments: Mapping[str, Sequence[str]]) -> MomentQuery:
+    """What the database is asked. fragments: ids by uid."""
     start = 0 if request.after is None else request.after.tail_start
-    fragments: dict[str, list[str]] = {}
-    if read is not None:
-        for each in asked:
-            found = read.list_read(each, alone=len(asked) == 1)
-            fragments[each.record.uid] = sorted({*_list_shown(request.after, each.path), *[one.id for one in found]})
     return MomentQuery(
         memories=[each.record.uid for each in asked],
         blocks=request.all_blocks,
@@ -340,19 +339,22 @@ def _read_messages(rows: Sequence[Message], request: ContextRequest) -> tuple[Se
 
 @dataclass(slots=True, eq=False)
 class _Shown:
-    """What earlier turns showed, by uid."""
+    """What earlier turns showed, and what supersedes it, by uid."""
 
     fragments: dict[str, Mapping[str, Fragment]] = field(default_factory=dict)
+    """In RAM,"""
     revisions: dict[str, int] = field(default_factory=dict)
+    """at these revisions of the memories."""
+    absent: dict[str, Sequence[str]] = field(default_factory=dict)
+    """Ids of the others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Read:
     """What was read; None: it failed."""
 
-    after: Position | None
     answer: RecallAnswer | None
-    shown: _Shown | None
+    shown: _Shown
     moment: Moment | None
     is_read_again: bool = False
     """The moment has all fragments."""
@@ -362,9 +364,8 @@ class _Read:
     def list_fragments(self, asked: Asked) -> Mapping[str, Fragment]:
         """Those of a memory that were read by id."""
         uid = asked.record.uid
-        if self.is_read_again and self.moment is not None:
-            return self.moment.fragments.get(uid, {})
-        return {} if self.shown is None else self.shown.fragments.get(uid, {})
+        read = {} if self.moment is None else self.moment.fragments.get(uid, {})
+        return read if self.is_read_again else {**self.shown.fragments.get(uid, {}), **read}
 
     def is_of_one_moment(self, asked: Sequence[Asked]) -> bool:
         """Whether recall and RAM read the revisions of the snapshot, and nothing newer."""
@@ -385,8 +386,8 @@ class _Read:
             found |= {
                 one.answer.revision for one in answer.memories if one.memory == asked.path and one.answer.revision
             }
-        if self.after is not None and _list_shown(self.after, asked.path):
-            found.add(None if self.shown is None else self.shown.revisions.get(uid))
+        if self.shown.fragments.get(uid):
+            found.add(self.shown.revisions[uid])
         newest = max([one.version for one in self.list_read(asked, alone)], default=0)
         return found | ({newest} if newest > (moment.revisions.get(uid) or 0) else set())
 
@@ -399,44 +400,28 @@ class _Read:
         return [*recalled, *self.list_fragments(asked).values()]
 
 
-@dataclass(slots=True, eq=False)
 class _Reading:
-    """Reads that run at once within a time."""
+    """Reads within a time."""
 
-    time_s: float
-    problems: list[str] = field(default_factory=list)
-    _tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
-    _until_s: float = 0.0
+    def __init__(self, time_s: float) -> None:
+        self.problems: list[str] = []
+        self._time_s = time_s
+        self._until_s = asyncio.get_running_loop().time() + time_s
 
-    def __post_init__(self) -> None:
-        self._until_s = asyncio.get_running_loop().time() + self.time_s
-
-    def start(self, name: str, reading: Awaitable[T]) -> None:
-        self._tasks[name] = asyncio.ensure_future(reading)
-
-    async def finish(self) -> dict[str, Any]:
-        """The results by name, without those that failed. Raises InvalidField, BlockNotFound."""
+    async def wait(self, name: str, read: Awaitable[T]) -> T | None:
+        """The result; None if it failed or is late. Raises InvalidField, BlockNotFound."""
         try:
-            if self._tasks:
-                await asyncio.wait(self._tasks.values(), timeout=self._until_s - asyncio.get_running_loop().time())
-            return {name: task.result() for name, task in self._tasks.items() if self._has_result(name, task)}
-        finally:
-            for task in self._tasks.values():
-                task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-            self._tasks.clear()
-
-    def _has_result(self, name: str, task: asyncio.Task[Any]) -> bool:
-        if not task.done():
-            self.problems.append(f"{name}: not read within {self.time_s:g} s")
-            return False
-        error = task.exception()
-        if error is None:
-            return True
-        if not isinstance(error, EngineError) or isinstance(error, (InvalidField, BlockNotFound)):
-            raise error
-        self.problems.append(f"{name}: {error.message}")
-        return False
+            async with asyncio.timeout_at(self._until_s) as limit:
+                return await read
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self.problems.append(f"{name}: not read within {self._time_s:g} s")
+        except EngineError as error:
+            if isinstance(error, (InvalidField, BlockNotFound)):
+                raise
+            self.problems.append(f"{name}: {error.message}")
+        return None
 
 
 def _with_companion(one: Recollection) -> Sequence[Recollection]:

@@ -102,29 +102,36 @@ class Fragments:
         """The existing ones of these ids."""
         return await self._read_unexpired(await self._registry.read_record(namespace, name), ids)
 
-    async def read_cached(self, record: MemoryRecord, ids: Sequence[str]) -> tuple[list[Fragment], int] | None:
-        """The existing ones of these ids, from the fragment cache as far as it has them, and the memory's revision
-        afterwards; None if the memory is not active here."""
-        actor = self._registry.peek(record.uid)
-        if actor is None:
-            return None
-        cache = actor.working.fragment_cache
-        known, left = cache.get_many(ids), cache.removals
-        absent = [id_ for id_ in ids if id_ not in known]
-        if absent:
-            read = await self._journal.get_fragments(record.uid, absent)
-            cache.put_read(read, left)
-            known |= {one.id: one for one in read}
-        actor.raise_if_failed()
-        self._registry.ownership.check_lease()
-        return [*known.values()], actor.working.record.revision
+    def find_cached(self, uid: str, ids: Sequence[str], steps: int) -> tuple[dict[str, Fragment], Sequence[str], int]:
+        """Those of these ids that the fragment cache has, and what supersedes them over at most `steps` steps; the ids
+        that it has not: all of them if the memory is not active here; the memory's revision."""
+        actor = self._registry.peek(uid)
+        if actor is None or actor.failed is not None or not self._registry.ownership.is_valid():
+            return {}, ids, 0
+        cache, left = actor.working.fragment_cache, ids
+        found, absent = dict[str, Fragment](), list[str]()
+        for _ in range(steps + 1):
+            found |= (known := cache.get_many(left))
+            absent += [id_ for id_ in left if id_ not in known]
+            left = sorted({one.superseded_by for one in known.values() if one.superseded_by} - found.keys())
+            if not left:
+                break
+        return found, absent, actor.working.record.revision
 
     async def read_moment(self, wanted: MomentQuery) -> Moment:
         """All of it in one snapshot of the database. Raises JournalUnavailable."""
+        caches = [
+            (uid, actor.working.fragment_cache, actor.working.fragment_cache.removals)
+            for uid, ids in wanted.fragments.items()
+            if ids and (actor := self._registry.peek(uid)) is not None
+        ]
         try:
-            return await self._journal.read_moment(wanted)
+            moment = await self._journal.read_moment(wanted)
         except JournalError as error:
             raise JournalUnavailable("the journal cannot be read now", retry_after_s=0.5) from error
+        for uid, cache, removals in caches:
+            cache.put_read(list(moment.fragments[uid].values()), removals)
+        return moment
 
     async def _read_unexpired(self, record: MemoryRecord, ids: Sequence[str]) -> list[Fragment]:
         """The existing ones of these ids that have not expired."""

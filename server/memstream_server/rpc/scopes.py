@@ -162,7 +162,8 @@ class ScopedCall:
         forwarding = self._forwarding
         if forwarding is None:
             return [None] * len(asked)
-        owners = await asyncio.gather(*[forwarding.find_owner(each.namespace, each.name) for each in asked])
+        finding = [forwarding.find_owner(each.namespace, each.name) for each in asked]
+        owners = [await finding[0]] if len(finding) == 1 else await asyncio.gather(*finding)  # which makes tasks
         return [None if owner is None else _Other(forwarding, owner, self._context, self._session) for owner in owners]
 
     def add_words(self, message: bytes, words: Sequence[WordStatistics]) -> bytes:
