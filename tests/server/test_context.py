@@ -206,6 +206,7 @@ async def test_a_summary_is_the_first_message_until_the_next_cut(
     assert "We spoke of the sky." in last.text
 
 
+@pytest.mark.long
 async def test_a_summary_loses_what_is_forgotten_with_its_block(
     client: memstream.Client, bob: memstream.Memory
 ) -> None:
