@@ -573,3 +573,6 @@ def test_context_shows_the_text_and_its_parts(server: ServerProcess, tmp_path: P
     assert given["text"].endswith("user: where is the key?\n\n")
     assert sum(part["tokens"] for part in given["parts"]) == given["tokens"]
     assert call("context", "why?", "--budget", "1", target=server.address).returncode == 2
+    summary = ("context", "why?", "-m", memory, "--summary", f"{memory}#gist")
+    assert "name one" in call(*summary, target=server.address).stderr
+    assert "no block contexts/joy#gist" in call(*summary, "--conversation", memory, target=server.address).stderr
