@@ -32,7 +32,7 @@ class PartKind(StrEnum):
     """Memories."""
     QUESTION = "question"
     SUMMARY = "summary"
-    """The block that stands for the messages that are cut."""
+    """The block that replaces the messages that are cut."""
 
 
 class ContextReason(StrEnum):
@@ -65,7 +65,7 @@ class TokenBounds:
 class ContextOptions(TypedDict, total=False):
     """Options of a context.
 
-    `summary`: path of a block that stands for the messages of the conversation that are cut.
+    `summary`: path of a block that replaces the messages of the conversation that are cut.
     `block_tokens`, `tail_tokens`, `evidence_tokens`: bounds of the parts. `tokenizer`: how the server counts tokens
     (default: UTF-8 bytes / 4). `memory_tokens`: most of one memory, of which the sentences that match are shown.
     `limit`: most new memories. `filter`: of all memories in the text. `now`, `time_zone`: the time of the turn.

@@ -277,7 +277,7 @@ async def test_bodies_of_any_json_are_shown(client: memstream.Client, bob: memst
         ({"conversation": "nowhere"}, "conversation: is 'nowhere'"),
         ({"blocks": ["nowhere"]}, r"blocks\[0\]: is 'nowhere'"),
         ({"blocks": ["people/bob#persona"]}, "there is no block people/bob#persona"),
-        ({"summary": "nowhere/bob#gist"}, "summary: stands for messages of a conversation: name one"),
+        ({"summary": "nowhere/bob#gist"}, "summary: replaces messages of a conversation: name one"),
         ({"summary": "nowhere/bob", "conversation": "a/b"}, "summary: "),
         ({"summary": "nowhere/bob#gist", "conversation": "a/b"}, "there is no block nowhere/bob#gist"),
         ({"summary": "a/b#c", "blocks": ["a/b#c"], "conversation": "a/b"}, "summary: is one of the blocks"),

@@ -40,7 +40,7 @@ class _ContextPartKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Conte
     CONTEXT_PART_KIND_QUESTION: _ContextPartKind.ValueType  # 4
     """The question."""
     CONTEXT_PART_KIND_SUMMARY: _ContextPartKind.ValueType  # 5
-    """The block that stands for the messages that are cut."""
+    """The block that replaces the messages that are cut."""
 
 class ContextPartKind(_ContextPartKind, metaclass=_ContextPartKindEnumTypeWrapper):
     """What a part of the text is."""
@@ -56,7 +56,7 @@ CONTEXT_PART_KIND_EVIDENCE: ContextPartKind.ValueType  # 3
 CONTEXT_PART_KIND_QUESTION: ContextPartKind.ValueType  # 4
 """The question."""
 CONTEXT_PART_KIND_SUMMARY: ContextPartKind.ValueType  # 5
-"""The block that stands for the messages that are cut."""
+"""The block that replaces the messages that are cut."""
 Global___ContextPartKind: _TypeAlias = ContextPartKind  # noqa: Y015
 
 class _ContextReason:
@@ -178,7 +178,7 @@ class ContextRequest(_message.Message):
     more than twice as many; half of it for a reply that is found with its message. Keep it during a conversation.
     """
     summary: _builtins.str
-    """A block that stands for the messages that are cut, as "namespace/memory#name"; needs a conversation, and is none of
+    """A block that replaces the messages that are cut, as "namespace/memory#name"; needs a conversation, and is none of
     `blocks`. Its text is where the cut messages were, in the version of the last cut: a later version takes its place at
     the next cut, or when the earlier one is deleted, or a memory that it was made of is gone or has changed.
     """

@@ -34,7 +34,7 @@ export interface ContextOptions extends QueryOptions {
   readonly conversation?: string;
   /** Blocks, each as "namespace/memory#name", in their order. */
   readonly blocks?: readonly string[];
-  /** The block that stands for the messages that are cut, as "namespace/memory#name". */
+  /** The block that replaces the messages that are cut, as "namespace/memory#name". */
   readonly summary?: string;
   /** Most tokens of the whole text. Default 4,000. */
   readonly budget?: number;

@@ -79,7 +79,7 @@ class ContextRequest:
     conversation: ConversationName | None = None
     blocks: Sequence[BlockName] = ()
     summary: BlockName | None = None
-    """Stands for the messages that are cut."""
+    """Replaces the messages that are cut."""
     block_bounds: Bounds = NO_BOUNDS
     tail_bounds: Bounds = NO_BOUNDS
     evidence_bounds: Bounds = NO_BOUNDS

@@ -114,7 +114,7 @@ class ContextService:
 
     def _read_summary(self, found: Violations, request: pb.ContextRequest) -> BlockName:
         if not request.conversation:
-            found.add("summary", "stands for messages of a conversation: name one")
+            found.add("summary", "replaces messages of a conversation: name one")
         if request.summary in request.blocks:
             found.add("summary", "is one of the blocks, which are in the text already")
         return self._read_block(found, "summary", request.summary)

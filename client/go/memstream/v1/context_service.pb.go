@@ -39,7 +39,7 @@ const (
 	ContextPartKind_CONTEXT_PART_KIND_EVIDENCE ContextPartKind = 3
 	// The question.
 	ContextPartKind_CONTEXT_PART_KIND_QUESTION ContextPartKind = 4
-	// The block that stands for the messages that are cut.
+	// The block that replaces the messages that are cut.
 	ContextPartKind_CONTEXT_PART_KIND_SUMMARY ContextPartKind = 5
 )
 
@@ -224,7 +224,7 @@ type ContextRequest struct {
 	// question, and the text says how much is left out. 0: about 48, or 1/256 of the budget if that is more, for a memory of
 	// more than twice as many; half of it for a reply that is found with its message. Keep it during a conversation.
 	MemoryTokens int32 `protobuf:"varint,20,opt,name=memory_tokens,json=memoryTokens,proto3" json:"memory_tokens,omitempty"`
-	// A block that stands for the messages that are cut, as "namespace/memory#name"; needs a conversation, and is none of
+	// A block that replaces the messages that are cut, as "namespace/memory#name"; needs a conversation, and is none of
 	// `blocks`. Its text is where the cut messages were, in the version of the last cut: a later version takes its place at
 	// the next cut, or when the earlier one is deleted, or a memory that it was made of is gone or has changed.
 	Summary       string `protobuf:"bytes,21,opt,name=summary,proto3" json:"summary,omitempty"`

@@ -121,7 +121,7 @@ class Position(Struct, frozen=True, gc=False, array_like=True):
     is_cut: bool = False
     """Messages before tail_start are cut,"""
     summary: Number = 0
-    """and this version of a block stands for them; 0: none."""
+    """and this version of a block replaces them; 0: none."""
 
 
 class ContextBlock(Struct, frozen=True, gc=False):
@@ -191,7 +191,7 @@ class Inputs:
     """Most tokens of one memory; 0: see Texts."""
     blocks: Sequence[ContextBlock] = ()
     summary: ContextBlock | None = None
-    """Stands for the messages that are cut,"""
+    """Replaces the messages that are cut,"""
     last_summary: ContextBlock | None = None
     """unless this earlier version of it, which the last text has, still may."""
     messages: Sequence[Said] = ()

@@ -176,7 +176,7 @@ export type ContextRequest = Message<"memstream.v1.ContextRequest"> & {
   memoryTokens: number;
 
   /**
-   * A block that stands for the messages that are cut, as "namespace/memory#name"; needs a conversation, and is none of
+   * A block that replaces the messages that are cut, as "namespace/memory#name"; needs a conversation, and is none of
    * `blocks`. Its text is where the cut messages were, in the version of the last cut: a later version takes its place at
    * the next cut, or when the earlier one is deleted, or a memory that it was made of is gone or has changed.
    *
@@ -612,7 +612,7 @@ export enum ContextPartKind {
   QUESTION = 4,
 
   /**
-   * The block that stands for the messages that are cut.
+   * The block that replaces the messages that are cut.
    *
    * @generated from enum value: CONTEXT_PART_KIND_SUMMARY = 5;
    */
