@@ -76,7 +76,7 @@ class Registry:
         self._size_bytes = 0
         """Their sum, kept: an activation must not cost more with many active memories."""
         self._changed: set[str] = set()
-        """Memories used or changed since they were last measured, and all with work left: only these are looked at."""
+        """Memories used or changed since they were last measured, and all with work left: only these are examined."""
         self._uids: dict[tuple[str, str], str] = {}
         """Uids by name, of active memories. If the journal is not shared, also of evicted ones: no other process can
         rename or delete them.

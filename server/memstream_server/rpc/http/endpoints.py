@@ -64,7 +64,7 @@ _OWN_REFUSALS: dict[Code, Callable[[str], EngineError]] = {
     Code.INVALID_ARGUMENT: InvalidField,
     Code.UNIMPLEMENTED: lambda message: CapabilityMissing(message, capability=""),
 }
-"""Errors for what ConnectRPC refuses by itself, once the caller is identified."""
+"""Errors for calls that ConnectRPC refuses, once the caller is identified."""
 _ACCEPTED = ("accept-encoding", "connect-accept-encoding", "grpc-accept-encoding")
 _ENCODINGS = ("content-encoding", "connect-content-encoding", "grpc-encoding")
 

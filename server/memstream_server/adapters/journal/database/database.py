@@ -67,7 +67,7 @@ class Database(Protocol):
         ...
 
     def copy_log(self) -> None:
-        """Do most of the work of `scrub`, on any thread, while the writer goes on."""
+        """Do most of the work of `scrub`, on any thread, while the writer continues."""
         ...
 
     @property
