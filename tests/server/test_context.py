@@ -395,6 +395,8 @@ async def test_parts_that_are_late_are_named(client: memstream.Client, bob: mems
     turn = await client.context([waiting], "What is Bob allergic to?", parts_timeout_s=0.1)
     assert turn.text.endswith("user: What is Bob allergic to?\n\n")
     assert "memories: " in turn.degraded
+    turn = await client.context([bob.path], "What is Bob allergic to?", parts_timeout_s=1e-6)
+    assert turn.degraded == "memories: not read within 1e-06 s; snapshot: not read within 1e-06 s"
 
 
 def test_the_blocking_context_records_too(shared: ServerProcess, namespace: str) -> None:

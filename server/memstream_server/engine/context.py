@@ -123,14 +123,14 @@ class Contexts:
             if scoped is not None and asked:
                 answer = await reading.wait("memories", scoped.recall(asked, time_s))
             if started is not None:
-                moment = await reading.wait(rest, started)
+                moment = await reading.wait(rest or "snapshot", started)
         finally:
             if started is not None and not started.cancel() and not started.cancelled():
                 started.exception()  # marks it as retrieved
         read = _Read(answer, shown, moment)
         if moment is not None and not read.is_of_one_moment(asked):
             query = _make_query(request, asked, _list_wanted(request.after, asked, read))
-            again = await reading.wait("one moment", self._engine.fragments.read_moment(query))
+            again = await reading.wait("snapshot", self._engine.fragments.read_moment(query))
             read = replace(read, moment=again or moment, is_read_again=again is not None)
         if (version := _find_last_summary(request, read.moment)) and (name := request.summary) is not None:
             read = replace(read, last_summary=await reading.wait(str(name), self._read_summary(name, version)))
