@@ -75,8 +75,14 @@ func (c *Client) retryCall(ctx context.Context, attempt func() error) error {
 	var until time.Time
 	for {
 		err := attempt()
-		if err == nil || ctx.Err() != nil || !isRetryable(err) || c.closed.Err() != nil {
+		if err == nil || !isRetryable(err) {
 			return err
+		}
+		if c.closed.Err() != nil {
+			return ErrClosed
+		}
+		if ctx.Err() != nil {
+			return AsError(ctx.Err())
 		}
 		if until.IsZero() {
 			until = time.Now().Add(c.options.retry.Calls)

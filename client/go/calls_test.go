@@ -21,7 +21,7 @@ import (
 	v1 "memstream.dev/go/memstream/v1"
 )
 
-var quickRetry = WithRetry(Retry{DelayMin: time.Millisecond, DelayMax: 2 * time.Millisecond})
+var quickRetry = WithRetry(Retry{DelayMin: time.Millisecond, DelayMax: 2 * time.Millisecond, Calls: time.Minute})
 
 // statusError returns the error of a status with details.
 func statusError(t *testing.T, code codes.Code, details ...protoadapt.MessageV1) error {
@@ -157,14 +157,15 @@ func TestRecallOnceAsksSeveralMemories(t *testing.T) {
 	}
 }
 
+var ends = map[string]struct {
+	end  func(*Memory, context.CancelFunc)
+	want error
+}{
+	"its context":   {func(_ *Memory, cancel context.CancelFunc) { cancel() }, context.Canceled},
+	"closed client": {func(memory *Memory, _ context.CancelFunc) { memory.client.Close() }, ErrClosed}, //nolint:errcheck
+}
+
 func TestRetriesEndWithTheCall(t *testing.T) {
-	ends := map[string]struct {
-		end  func(*Memory, context.CancelFunc)
-		want error
-	}{
-		"its context":   {func(_ *Memory, cancel context.CancelFunc) { cancel() }, context.Canceled},
-		"closed client": {func(memory *Memory, _ context.CancelFunc) { memory.client.Close() }, ErrClosed}, //nolint:errcheck
-	}
 	for name, one := range ends {
 		t.Run(name, func(t *testing.T) {
 			server, memory, ctx := startScripted(t, WithRetry(Retry{DelayMin: time.Hour, DelayMax: time.Hour, Calls: 1000 * time.Hour}),
@@ -176,6 +177,28 @@ func TestRetriesEndWithTheCall(t *testing.T) {
 				once.Do(func() { time.AfterFunc(20*time.Millisecond, func() { one.end(memory, cancel) }) })
 				return nil, errCut
 			}
+			if _, err := memory.RecallOnce(ctx, TextQuery("tea")); !errors.Is(err, one.want) {
+				t.Fatalf("the error is %v", err)
+			}
+		})
+	}
+}
+
+func TestEndOfACallIsReportedInsteadOfItsLastAttempt(t *testing.T) {
+	for name, one := range ends {
+		t.Run(name, func(t *testing.T) {
+			var end func()
+			server, memory, ctx := startScripted(t, WithDialOptions(grpc.WithChainUnaryInterceptor(
+				func(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
+					options ...grpc.CallOption) error {
+					err := invoke(ctx, method, request, reply, conn, options...)
+					end()
+					return err
+				})))
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			end = func() { one.end(memory, cancel) }
+			server.recallOnce = func(context.Context) (*v1.RecallOnceResponse, error) { return nil, errCut }
 			if _, err := memory.RecallOnce(ctx, TextQuery("tea")); !errors.Is(err, one.want) {
 				t.Fatalf("the error is %v", err)
 			}
