@@ -18,10 +18,12 @@ import (
 )
 
 const (
-	inFlightMax    = 64          // queries in flight, if the server does not announce a limit
-	recallGraceMax = time.Second // limits the time for which a stream drains
-	resendDelay    = time.Second // before resending a standing query after a transient error, if the server gives none
+	inFlightMax = 64          // queries in flight, if the server does not announce a limit
+	resendDelay = time.Second // before resending a standing query after a transient error, if the server gives none
 )
+
+// recallGraceMax limits the time for which a stream drains. A variable for the tests.
+var recallGraceMax = time.Second
 
 // Answer is the whole answer to a query.
 type Answer struct {

@@ -133,7 +133,7 @@ func idsOf(recollections []*v1.Recollection) (ids string) {
 // waitForRevision waits until the answer has at least that revision.
 func waitForRevision(t *testing.T, standing *StandingQuery, revision int64) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); standing.Answer().Done.GetRevision() < revision; {
+	for end := time.Now().Add(time.Minute); standing.Answer().Done.GetRevision() < revision; {
 		if time.Now().After(end) {
 			t.Fatalf("revision %d was not reached", revision)
 		}
@@ -215,6 +215,7 @@ func TestReconnectedStandingQueryReturnsOnlyTheDifference(t *testing.T) {
 func TestStandingQueryIsResentOnceAfterATransientError(t *testing.T) {
 	server, memory, ctx := startScripted(t)
 	unavailable := v1.ErrorReason_ERROR_REASON_JOURNAL_UNAVAILABLE
+	read := make(chan struct{})
 	server.recallCalls <- func(call v1.StreamService_RecallServer) error {
 		one := acceptRecall(t, call, 4)
 		id := one.readQuery("what?")
@@ -223,6 +224,7 @@ func TestStandingQueryIsResentOnceAfterATransientError(t *testing.T) {
 		if again := one.readQuery("what?"); again != id {
 			t.Errorf("it is resent as %q", again)
 		}
+		<-read
 		one.sendAnswer(id, 2, "b", "b")
 		one.sendFailure(id, codes.Unavailable, unavailable, 50*time.Millisecond)
 		return errCut
@@ -237,6 +239,7 @@ func TestStandingQueryIsResentOnceAfterATransientError(t *testing.T) {
 	}
 	stream, standing := subscribe(t, ctx, memory)
 	expectChange(t, ctx, standing, "a: +a ~ -")
+	close(read)
 	waitForRevision(t, standing, 3)
 	expectChange(t, ctx, standing, "c: +c ~ -a")
 	time.Sleep(100 * time.Millisecond)
@@ -365,18 +368,17 @@ func TestDegradationIsAChangeOfTheAnswer(t *testing.T) {
 }
 
 func TestDrainAndCloseDoNotWaitForStandingQueries(t *testing.T) {
+	before := recallGraceMax
+	recallGraceMax = time.Hour
+	t.Cleanup(func() { recallGraceMax = before })
 	server, memory, ctx := startScripted(t)
 	seen := make(chan struct{})
 	server.recallCalls <- func(call v1.StreamService_RecallServer) error {
 		one := acceptRecall(t, call, 4)
 		one.sendAnswer(one.readQuery("what?"), 1, "a", "a")
-		going := &v1.GoingAway{Grace: durationpb.New(time.Minute)}
+		going := &v1.GoingAway{Grace: durationpb.New(time.Hour)}
 		one.send(&v1.RecallResponse{Message: &v1.RecallResponse_GoingAway{GoingAway: going}})
-		begun := time.Now()
 		<-call.Context().Done()
-		if waited := time.Since(begun); waited > recallGraceMax/2 {
-			t.Errorf("the client left after %s", waited)
-		}
 		return nil
 	}
 	server.recallCalls <- func(call v1.StreamService_RecallServer) error {
@@ -392,7 +394,7 @@ func TestDrainAndCloseDoNotWaitForStandingQueries(t *testing.T) {
 		return nil
 	}
 	stream, standing := subscribe(t, ctx, memory)
-	waitForRevision(t, standing, 2)
+	waitForRevision(t, standing, 2) // before the grace has passed: ctx ends sooner
 	expectChange(t, ctx, standing, "b: +b ~ -")
 	asked := make(chan error)
 	go func() {

@@ -66,7 +66,7 @@ func (s *scripted) Context(_ context.Context, request *v1.ContextRequest) (*v1.C
 // startScripted starts a scripted server; it returns the server, a memory of it, and a context that ends a hanging test.
 func startScripted(t *testing.T, options ...Option) (*scripted, *Memory, context.Context) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	server := &scripted{
 		observeCalls: make(chan func(v1.StreamService_ObserveServer) error, 9),
 		recallCalls:  make(chan func(v1.StreamService_RecallServer) error, 9),
