@@ -97,7 +97,7 @@ def new_memory(name: str) -> NewMemory:
     return NewMemory("comedy", name, MemoryKind.LONG_TERM, Policy())
 
 
-async def test_nothing_is_served_from_ram_after_the_lease_expired(url: str) -> None:
+async def test_nothing_is_served_from_ram_after_the_lease_expired(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     manual, index = ManualTime(), MemoryIndex()
     embedder = SlowEmbedder(manual)
     lost: list[float] = []
@@ -106,11 +106,22 @@ async def test_nothing_is_served_from_ram_after_the_lease_expired(url: str) -> N
         await engine.memories.create(new_memory("joy"))
         await observe(engine, "joy", "words")
         assert await recall_contents(engine, "joy", "words") == {"words"}
+        processes, allowed = engine.storage.processes, asyncio.Event()
+        assert processes is not None
+        renew = processes.renew
+
+        async def renew_when_allowed(*given: Any) -> Any:
+            await allowed.wait()
+            return await renew(*given)
+
+        # A renewal between the two times would extend the lease.
+        monkeypatch.setattr(processes, "renew", renew_when_allowed)
         manual.ahead_s += LEASE_S * 0.89
         assert await recall_contents(engine, "joy", "words") == {"words"}, "before the margin"
         manual.ahead_s += LEASE_S * 0.02
         with pytest.raises(LeaseLost):
             await recall_contents(engine, "joy", "words")
+        allowed.set()
         assert (await engine.memories.get("comedy", "joy")).name == "joy", "answers from the journal need no lease"
         await until(lambda: _can_recall(engine))
         assert len(lost) == 1

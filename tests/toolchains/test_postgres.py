@@ -46,6 +46,9 @@ from tests.toolchains.postgres import Cluster
 
 pytestmark = pytest.mark.toolchain
 
+PATIENCE_S = 60.0
+"""For a lock that is released when PostgreSQL has noticed that a connection is closed."""
+
 
 @pytest.fixture
 def now() -> Now:
@@ -99,6 +102,7 @@ async def test_a_second_server_reports_who_holds_the_database(url: str, monkeypa
     with pytest.raises(Unreadable, match=r"in use by memstream pid \d+ on .*: stop it, or give"):
         await open_with_memory(url)
     await first.commit(transition(1))
+    monkeypatch.setattr(adapter, "LOCK_WAIT_S", PATIENCE_S)
     await first.close()
     await (await open_with_memory(url)).close()
 
@@ -142,6 +146,7 @@ async def test_a_server_that_lost_the_database_lock_cannot_write(
             await first.commit(transition(1))
         assert await read_revision(first) == 1
     finally:
+        monkeypatch.setattr(adapter, "LOCK_WAIT_S", PATIENCE_S)
         other.close()
     await first.commit(transition(1))  # the lock is free again
     assert await read_revision(first) == 2
