@@ -29,7 +29,7 @@ from memstream_server.ports.journal.reading import FragmentQuery
 from memstream_server.ports.journal.records import Space
 from tests.journal.samples import MODEL, Now, fragment, receipt, record, row, transition
 from tests.journal.writer_process import acknowledged_until_killed, check_kept
-from tests.journal.writes import WRITES, seen
+from tests.journal.writes import WRITES, run_in_one_group, seen
 from tests.support.waiting import until
 
 
@@ -120,18 +120,12 @@ async def test_failed_commit_makes_group_outcome_unknown(
         raise OperationalError("COMMIT", None, sqlite3.OperationalError("disk I/O error"))
 
     monkeypatch.setattr(sqlite, "commit_transaction", fail)
-    together = threading.Event()
-    holding = asyncio.create_task(journal._writer.run_exclusively(together.wait))
-    writing = asyncio.gather(
+    results = await run_in_one_group(
+        journal,
         journal.commit(transition(1, rows=(row(fragment(0)),))),
         journal.commit(transition(7)),
         journal.receive(receipt(1, 2, 1)),
-        return_exceptions=True,
     )
-    await until(lambda: _has_waiting_writes(journal, 3))
-    together.set()
-    results = await writing
-    await holding
     assert [type(result) for result in results] == [OutcomeUnknown, StaleWrite, OutcomeUnknown]
     image = await journal.load_memory("u1", MODEL, 0)
     assert (image.record.revision, len(image.pending)) == ((1, 0) if lost else (2, 1))
@@ -176,11 +170,11 @@ async def test_broken_transaction_fails_only_one_write(journal: SqlJournal, monk
             raise OperationalError("?", None, sqlite3.OperationalError("disk I/O error"))
 
     before_statements(journal, monkeypatch, trip)
-    results = await asyncio.gather(
+    results = await run_in_one_group(
+        journal,
         journal.receive(receipt(1, 1, 0)),
         journal.commit(transition(1, rows=(row(fragment(1, speaker="poison")),))),
         journal.commit(transition(1, rows=(row(fragment(2)),))),
-        return_exceptions=True,
     )
     assert [type(result) for result in results] == [type(None), OutcomeUnknown, type(None)]
     image = await journal.load_memory("u1", MODEL, 0)

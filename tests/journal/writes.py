@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from memstream_server.adapters.journal import SqlJournal
@@ -13,6 +15,7 @@ from memstream_server.ports.journal.rows import Anchor
 from memstream_server.ports.journal.writing import Access, Accesses, Commit
 from memstream_server.ports.operations import Operation
 from tests.journal.samples import MODEL, fragment, receipt, record, row, transition
+from tests.support.waiting import until
 
 
 def everything() -> Commit:
@@ -54,6 +57,21 @@ WRITES: dict[str, Callable[[SqlJournal], Any]] = {
     ),
     "operation": lambda journal: journal.operations.create(_OPERATION, _ANSWER),
 }
+
+
+async def run_in_one_group(journal: SqlJournal, *writes: Awaitable[object]) -> list[object]:
+    """Results or errors of writes that the writer finds waiting together."""
+
+    async def all_wait() -> bool:
+        return journal._writer.waiting == len(writes)
+
+    together = threading.Event()
+    holding = asyncio.create_task(journal._writer.run_exclusively(together.wait))
+    writing = asyncio.gather(*writes, return_exceptions=True)
+    await until(all_wait)
+    together.set()
+    await holding
+    return await writing
 
 
 async def seen(journal: SqlJournal) -> object:

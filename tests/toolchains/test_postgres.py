@@ -40,7 +40,7 @@ from memstream_server.ports.journal.records import Space
 from tests.journal.conformance.suite import JournalConformance
 from tests.journal.samples import MODEL, Now, Opener, fragment, receipt, record, row, transition
 from tests.journal.writer_process import acknowledged_until_killed, check_kept
-from tests.journal.writes import WRITES, seen
+from tests.journal.writes import WRITES, run_in_one_group, seen
 from tests.server.test_storage import fill_up, mounted
 from tests.toolchains.postgres import Cluster
 
@@ -350,11 +350,11 @@ async def test_a_session_that_ends_during_commit_is_outcome_unknown(
             connection.exec_driver_sql("SELECT 1")
 
     monkeypatch.setattr(journal._database, "commit", fail)
-    results = await asyncio.gather(
+    results = await run_in_one_group(
+        journal,
         journal.commit(transition(1, rows=(row(fragment(0)),))),
         journal.commit(transition(7)),
         journal.receive(receipt(1, 2, 1)),
-        return_exceptions=True,
     )
     assert [type(result) for result in results] == [OutcomeUnknown, StaleWrite, OutcomeUnknown]
     image = await journal.load_memory("u1", MODEL, 0)
@@ -403,9 +403,7 @@ async def test_a_full_disk_fails_only_the_writes_that_do_not_fit(
         " $$ BEGIN RAISE 'could not extend file: No space left on device' USING ERRCODE = 'disk_full'; END $$",
     )
     postgres.execute(url, "CREATE TRIGGER full_disk BEFORE INSERT ON observations EXECUTE FUNCTION full_disk()")
-    results = await asyncio.gather(
-        journal.receive(receipt(1, 2, 0)), journal.commit(transition(1)), return_exceptions=True
-    )
+    results = await run_in_one_group(journal, journal.receive(receipt(1, 2, 0)), journal.commit(transition(1)))
     assert isinstance(results[0], StorageFull)
     assert "No space left" in str(results[0])
     assert results[1] is None
@@ -457,11 +455,11 @@ async def test_a_nul_is_rejected_before_it_is_received(journal: SqlJournal, fiel
     poisoned = replace(batch, fragments=tuple(one.but(**poison) for one in batch.fragments))
     with pytest.raises(JournalError, match="NUL"):
         await journal.receive(poisoned)
-    results = await asyncio.gather(
+    results = await run_in_one_group(
+        journal,
         journal.commit(transition(1, rows=(row(fragment(1, **poison)),))),
         journal.commit(transition(1, rows=(row(fragment(2)),))),
         journal.receive(batch),
-        return_exceptions=True,
     )
     assert type(results[0]) is JournalError
     assert "NUL" in str(results[0])
