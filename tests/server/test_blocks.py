@@ -184,10 +184,10 @@ async def test_acknowledged_edits_survive_a_kill_once(make_server: MakeServer) -
             else:
                 acknowledged.append(f"{name} {number}")
 
-    async with memstream.connect(server.address, timeout_s=0.5) as client:
-        memory = await client.create_memory("comedy/joy")
-        await memory.blocks.put("log", "")
-        editors = [asyncio.create_task(edit(memory, name)) for name in ("ann", "bob")]
+    async with memstream.connect(server.address) as client:
+        await (await client.create_memory("comedy/joy")).blocks.put("log", "")
+    async with memstream.connect(server.address, timeout_s=0.5) as hasty:
+        editors = [asyncio.create_task(edit(hasty.memory("comedy/joy"), name)) for name in ("ann", "bob")]
         await until(lambda: _reached(acknowledged, 40))
         server.kill()
         await asyncio.gather(*editors)

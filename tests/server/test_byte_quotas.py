@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
@@ -125,9 +125,8 @@ async def test_count_falls_with_what_is_removed(make_server: MakeServer) -> None
         async def is_base() -> bool:
             return (await space_of(client)).stored.fragments == base
 
-        async def store(**fields: object) -> list[str]:
-            texts = [memstream.Observation(text_of(number), **fields) for number in range(3)]  # type: ignore[arg-type]  # by name
-            outcomes = (await memory.observe_batch(texts)).outcomes
+        async def store() -> list[str]:
+            outcomes = (await memory.observe_batch([text_of(number) for number in range(3)])).outcomes
             assert (await space_of(client)).stored.fragments > base + 3 * 4_000
             return [one.fragment_id for one in outcomes]
 
@@ -136,7 +135,8 @@ async def test_count_falls_with_what_is_removed(make_server: MakeServer) -> None
         await until(is_base)
         await client.finished(await memory.erase_fragments(await store()))
         await until(is_base)
-        await store(ttl=timedelta(milliseconds=50))
+        for stored in await store():
+            await memory.update_fragment(stored, expire_time=datetime.now(UTC))
         await until(is_base)
         assert await contents(memory) == ["kept"]
     assert await asyncio.to_thread(verify, server) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -48,6 +49,7 @@ class ServerProcess:
         self._listen = listen
         self._settings = settings
         self._process: ForkServerProcess | None = None
+        self._asking = threading.Lock()
         self._files = data_dir.parent / f"{data_dir.name}.process"
 
     def __enter__(self) -> Self:
@@ -67,7 +69,21 @@ class ServerProcess:
 
     def is_running(self) -> bool:
         """Whether it was started and has not exited."""
-        return self._process is not None and self._process.exitcode is None
+        return self._process is not None and self._exit_code() is None
+
+    def _exit_code(self) -> int | None:
+        """None while it runs. One thread asks at a time: the code can be read once, and a second reader waits."""
+        assert self._process is not None, "the server was never started"
+        with self._asking:
+            return self._process.exitcode
+
+    def _wait_for_end(self, timeout_s: float) -> int:
+        """The exit code. Raises AssertionError with the log if the server takes too long."""
+        until = time.monotonic() + timeout_s
+        while (code := self._exit_code()) is None:
+            assert time.monotonic() < until, f"the server does not stop:\n{self.log()}"
+            time.sleep(0.01)
+        return code
 
     def start(self, timeout_s: float = 120.0) -> Self:
         """Returns once the server is serving. Raises AssertionError with its log if it exits or takes too long."""
@@ -90,15 +106,13 @@ class ServerProcess:
         assert self._process is not None, "the server was never started"
         if self.is_running():
             os.kill(self.pid, signal.SIGTERM)
-        self._process.join(timeout_s)
-        assert self._process.exitcode is not None, f"the server does not stop:\n{self.log()}"
-        return self._process.exitcode
+        return self._wait_for_end(timeout_s)
 
     def kill(self) -> None:
         """SIGKILL: the server stops at once and writes nothing more."""
         if self._process is not None and self.is_running():
             self._process.kill()
-            self._process.join(30)
+            self._wait_for_end(60.0)
 
     def restart(self) -> Self:
         """SIGKILL, then start over the same data."""
