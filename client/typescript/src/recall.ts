@@ -44,8 +44,8 @@ import type { StandingOptions } from "./standing.js";
 
 /** Queries in flight, if the server does not announce a limit. */
 const IN_FLIGHT_MAX = 64;
-/** Limits the time for which a stream drains. */
-const GRACE_MAX_MS = 1_000;
+/** Limits the time for which a stream drains. An object for the tests. */
+export const drains = { graceMaxMs: 1_000 };
 /** The longest delay of a timer. */
 const TIMEOUT_MAX_MS = 2 ** 31 - 1;
 /** Delay before resending a standing query after a transient error, if the server gives none. */
@@ -410,7 +410,7 @@ export class RecallStream {
     } else if (message.case === "goingAway") {
       // Queries are safe to repeat: those not answered during the grace period go to the next server.
       this.draining = true;
-      setTimeout(() => { disconnect.abort(); }, Math.min(durationMs(message.value.grace), GRACE_MAX_MS)).unref();
+      setTimeout(() => { disconnect.abort(); }, Math.min(durationMs(message.value.grace), drains.graceMaxMs)).unref();
     }
     if (this.draining && !this.hasUnanswered()) throw shuttingDownError();
     return answered;

@@ -17,7 +17,7 @@ import type { Client, Memory } from "../index.js";
 import { cut, LIMIT_MS, withScripted } from "./scripted.js";
 import type { Observing, Recalling, Watching } from "./scripted.js";
 
-const QUICK = { delayMinMs: 1, delayMaxMs: 2 };
+const QUICK = { callsMs: LIMIT_MS, delayMinMs: 1, delayMaxMs: 2 };
 const ready = { message: { case: "opened" as const, value: {} } };
 const window = { expectedSequence: 1n, windowObservations: 1, windowBytes: 1n << 20n };
 const opened = { message: { case: "opened" as const, value: window } };

@@ -37,8 +37,7 @@ void test("streams beyond a connection open others", async () => {
     await link.streams.recallOnce({});
     assert.deepEqual(calls(), [7, 7, 7, 7, 2]);
     stop.abort();
-    while (calls().length > 1) await turn();
-    assert.deepEqual(calls(), [0]);
+    while (calls().join() !== "0") await turn();
     await link.streams.recallOnce({});
   } finally {
     link.close();

@@ -119,12 +119,12 @@ void test("a query carries its time limit, unless it has a timeout", async () =>
       yield { message: { case: "done", value: { queryId: next.value.queryId } } };
     }
   };
-  await withScripted({ recall: [recalling], timeoutMs: 7_000 }, async (memory) => {
+  await withScripted({ recall: [recalling], timeoutMs: 70_000 }, async (memory) => {
     const stream = await memory.recall();
     await stream.query("tea");
-    await stream.query("tea", { timeoutMs: 2_500 });
-    await stream.query({ observation: { case: "text", value: "tea" }, timeout: { seconds: 1n } });
-    assert.deepEqual(limits, [[7n, 0], [2n, 500_000_000], [1n, 0]]);
+    await stream.query("tea", { timeoutMs: 62_500 });
+    await stream.query({ observation: { case: "text", value: "tea" }, timeout: { seconds: 61n } });
+    assert.deepEqual(limits, [[70n, 0], [62n, 500_000_000], [61n, 0]]);
     await stream.close();
   });
 });

@@ -26,7 +26,7 @@ export type Observing = (requests: Reader<ObserveRequest>, token: string | null)
 export type Watching = (request: WatchRequest, context: HandlerContext) => AsyncGenerator<MessageInitShape<typeof WatchResponseSchema>>;
 export type Recalling = (requests: Reader<RecallRequest>, token: string | null) => AsyncGenerator<MessageInitShape<typeof RecallResponseSchema>>;
 
-export const LIMIT_MS = 10_000;
+export const LIMIT_MS = 60_000;
 export const cut = (): ConnectError => new ConnectError("cut", Code.Unavailable);
 
 /** Reads the client's requests one by one. */
@@ -82,7 +82,7 @@ export async function withScripted(
   assert(address !== null && typeof address === "object");
   const client = connect(`127.0.0.1:${address.port}`, {
     timeoutMs: script.timeoutMs ?? LIMIT_MS,
-    retry: { laterMs: 1_000, delayMinMs: 1, delayMaxMs: 10 },
+    retry: { laterMs: LIMIT_MS, delayMinMs: 1, delayMaxMs: 10 },
     ...script.settings,
   });
   const late = sleep(LIMIT_MS, undefined, { ref: false }).then(() => { throw new Error("the test did not end in time"); });

@@ -21,6 +21,7 @@ import type {
 } from "../gen/memstream/v1/stream_service_pb.js";
 import { AckLevel, ClosedError, connect, ErrorReason, MemstreamError } from "../index.js";
 import type { AnswerChange } from "../index.js";
+import { drains } from "../recall.js";
 import { cut, LIMIT_MS, withScripted } from "./scripted.js";
 import type { Observing, Reader, Recalling, Watching } from "./scripted.js";
 
@@ -252,7 +253,7 @@ void test("a call fails at once if a retry would exceed its timeout", async () =
     const details = [{ desc: RetryInfoSchema, value: { retryDelay: { seconds: 60n } } }];
     throw new ConnectError("away", Code.Unavailable, undefined, details);
   };
-  await withScripted({ recallOnce, timeoutMs: 5_000 }, async (memory) => {
+  await withScripted({ recallOnce, timeoutMs: 50_000 }, async (memory) => {
     await assert.rejects(memory.recallOnce("?"), { code: Code.Unavailable, retryAfterMs: 60_000 });
   });
 });
@@ -474,7 +475,10 @@ void test("a standing query counts as in flight until it ends", async () => {
   });
 });
 
-void test("a draining server does not wait for a standing query", async () => {
+void test("a draining server does not wait for a standing query", async (t) => {
+  const before = drains.graceMaxMs;
+  drains.graceMaxMs = 60 * LIMIT_MS; // it ends after the test
+  t.after(() => { drains.graceMaxMs = before; });
   let go = (): void => undefined;
   const goes = new Promise<void>((resolve) => { go = resolve; });
   const first: Recalling = async function* (requests) {
@@ -482,7 +486,7 @@ void test("a draining server does not wait for a standing query", async () => {
     yield ready;
     yield answerOf((await readQuery(requests)).queryId, "a", "a");
     await goes;
-    yield { message: { case: "goingAway", value: { grace: { seconds: 60n } } } };
+    yield { message: { case: "goingAway", value: { grace: { seconds: 3_600n } } } };
     await sleep(LIMIT_MS, undefined, { ref: false });
   };
   const second: Recalling = async function* (requests) {
@@ -495,10 +499,8 @@ void test("a draining server does not wait for a standing query", async () => {
     const stream = await memory.recall();
     const changes = stream.subscribe("what?")[Symbol.asyncIterator]();
     await changes.next();
-    const began = performance.now();
     go();
     assert.deepEqual(await readChange(changes), ["b", "b", "", "a"]);
-    assert(performance.now() - began < 900); // clients drain for at most a second
     await stream.abandon();
   });
 });
