@@ -11,12 +11,14 @@ import memstream
 from memstream import AckLevel, EventType, Memory
 
 Ask = Callable[[str], Awaitable[None]]
-RETRY = memstream.Retry(delay_min_s=0.01, delay_max_s=0.2)
+RETRY = memstream.Retry(calls_s=60, first_s=60, delay_min_s=0.01, delay_max_s=0.2)
+"""Patient, as `TIMEOUT_S`: a server takes its time to start, more of it on a busy machine."""
+TIMEOUT_S = 120.0
 
 
 async def run(address: str, step: dict[str, Any], ask: Ask) -> str:
     """Runs one step and returns what was wrong, or an empty text."""
-    async with memstream.connect(address, retry=RETRY) as client:
+    async with memstream.connect(address, timeout_s=TIMEOUT_S, retry=RETRY) as client:
         memory = client.memory(step["memory"])
         steps: dict[str, Callable[[], Awaitable[str]]] = {
             "observe": lambda: _observe(memory, step, ask),

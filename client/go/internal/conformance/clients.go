@@ -17,7 +17,10 @@ import (
 	v1 "memstream.dev/go/memstream/v1"
 )
 
-var retry = memstream.Retry{DelayMin: 10 * time.Millisecond, DelayMax: 200 * time.Millisecond}
+// retry is patient: a server takes its time to start, more of it on a busy machine.
+var retry = memstream.Retry{
+	Calls: time.Minute, First: time.Minute, DelayMin: 10 * time.Millisecond, DelayMax: 200 * time.Millisecond,
+}
 
 // runClientStep runs a step of the client under test; tests/conformance/clients.py is the Python equivalent.
 func runClientStep(address string, step object) error {
@@ -30,7 +33,7 @@ func runClientStep(address string, step object) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	one := &clientStep{object: step, address: address, client: connected, memory: memory}
 	one.producer, _ = step["producer"].(string)

@@ -10,10 +10,11 @@ import type { JsonObject } from "./matching.js";
 import { requestFault, Mismatch } from "./harness.js";
 import { Step } from "./step.js";
 
-const RETRY = { delayMinMs: 10, delayMaxMs: 200 };
+/** A server takes its time to start, more of it on a busy machine. */
+const PATIENT = { timeoutMs: 120_000, retry: { callsMs: 60_000, firstMs: 60_000, delayMinMs: 10, delayMaxMs: 200 } };
 
 export async function runClientStep(address: string, step: JsonObject): Promise<void> {
-  const client = connect(address, { retry: RETRY });
+  const client = connect(address, PATIENT);
   try {
     const run = STEPS[textOf(step["client"])];
     if (run === undefined) throw new Mismatch(`there is no step ${textOf(step["client"])}`);
