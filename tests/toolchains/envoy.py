@@ -33,6 +33,15 @@ def _with_mutual_tls(configuration: dict[str, Any], certificates: Path) -> None:
     resources["clusters"][0] |= parts["cluster"]
 
 
+def wait_for_pings(configuration: dict[str, Any]) -> None:
+    """A change: Envoy waits a minute for the answer to a ping, not 2 s.
+
+    A busy machine may stop a server for longer, and each call on the connection would fail.
+    """
+    (options,) = configuration["static_resources"]["clusters"][0]["typed_extension_protocol_options"].values()
+    options["explicit_http_config"]["http2_protocol_options"]["connection_keepalive"]["timeout"] = "60s"
+
+
 class Envoy:
     """A running Envoy; clients connect to `address`. With `certificates` (a folder) it accepts only mutual TLS."""
 

@@ -21,7 +21,7 @@ from tests.support import pages
 from tests.support.contract import SERVICES
 from tests.support.server import ServerProcess
 from tests.toolchains import deploying, languages
-from tests.toolchains.envoy import Envoy
+from tests.toolchains.envoy import Envoy, wait_for_pings
 from tests.toolchains.languages import ROOT
 from tests.toolchains.programs import Absent
 
@@ -39,12 +39,17 @@ def run_envoy(
     server: ServerProcess, folder: Path, change: Callable[[dict[str, Any]], None] = lambda _: None
 ) -> Iterator[Envoy]:
     """Runs an Envoy in front of the server."""
+
+    def configure(configuration: dict[str, Any]) -> None:
+        wait_for_pings(configuration)
+        change(configuration)
+
     try:
         program = deploying.find_envoy()
     except Absent as absent:
         pytest.skip(str(absent))
     deploying.write_descriptors()
-    with Envoy(program, folder, [server.address], configured="browsers.yaml", change=change) as envoy:
+    with Envoy(program, folder, [server.address], configured="browsers.yaml", change=configure) as envoy:
         until = time.monotonic() + START_S
         while envoy.healthy_servers() != {server.address}:
             assert time.monotonic() < until, "Envoy does not see the server as healthy"
@@ -224,14 +229,14 @@ def details(response: httpx2.Response) -> dict[str, Any]:
     [
         (QUERY | {"limit": -1}, 400, "INVALID_FIELD", "query.limit"),
         (QUERY | {"subscribe": True}, 400, "INVALID_FIELD", "query.subscribe"),
-        (QUERY | {"minRevision": "99"}, 504, "REVISION_NOT_REACHED", ""),
+        (QUERY | {"minRevision": "99", "timeout": "0.5s"}, 504, "REVISION_NOT_REACHED", ""),
     ],
 )
 def test_an_error_response_has_its_reason(
     http: httpx2.Client, query: Any, status: int, reason: str, field: str
 ) -> None:
     memory = create_memory(http, f"refusing-{field or status}") | {"cursor": None}
-    refused = post(http, "StreamService/RecallOnce", memory | {"query": query}, grpc_timeout="500m")
+    refused = post(http, "StreamService/RecallOnce", memory | {"query": query})
     assert refused.status_code == status
     assert details(refused)["ErrorInfo"]["reason"] == reason
     if field:
