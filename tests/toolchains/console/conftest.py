@@ -29,7 +29,8 @@ who = ["key:reader"]
 namespaces = ["shop"]
 verbs = ["read", "recall"]
 """
-WAIT_MS = 20_000
+WAIT_MS = 90_000
+"""The longest wait of a page for what it must show."""
 
 
 @dataclass
@@ -91,7 +92,6 @@ async def console(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Con
             llm_base_url=llm.base_url,
             llm_api_key="sk",
             llm_scoring="false",
-            llm_timeout_s=1,
         )
         chromium = await playwright.chromium.launch(**options)
         with server:
