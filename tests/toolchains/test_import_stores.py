@@ -26,7 +26,7 @@ def test_a_collection_of_a_milvus_server_is_imported(milvus: MilvusServer, tmp_p
 
     count = 2 * PAGE_ROWS + 20
     keys = [f'{number:04} "it\'s" \\ ü' for number in range(count)]
-    client = MilvusClient(milvus.uri, timeout=30, dedicated=True)
+    client = MilvusClient(milvus.uri, timeout=120, dedicated=True)
     schema = client.create_schema(auto_id=False, enable_dynamic_field=True)
     schema.add_field("pk", DataType.VARCHAR, is_primary=True, max_length=64)
     schema.add_field("content", DataType.VARCHAR, max_length=500)

@@ -17,6 +17,7 @@ import memstream
 from memstream_server.adapters.models.local.catalog import ALL_MINILM_L6_V2, BGE_SMALL_EN_V1_5, MODELS, Jar, LocalModel
 from tests.server.conftest import WITH_INDEX, check_log
 from tests.support.server import ServerProcess
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.toolchain
 INSTALL_S = 600
@@ -87,7 +88,13 @@ async def test_real_model_finds_what_words_do_not_share(
                     "Lunch was cold again",
                 ]
             )
-            answer = await memory.recall_once("Where does Ann live?", reinforce=False, explain=True)
+
+            async def ask() -> memstream.Answer | None:
+                found = await memory.recall_once("Where does Ann live?", reinforce=False, explain=True)
+                return None if "no answer in time" in found.degraded else found
+
+            answer = await until(ask)  # a busy machine may stop the server for longer than a recall waits for its model
+            assert answer is not None
             assert not answer.degraded
             assert answer[0].fragment.content == "My flat is in Lisbon, on the third floor"
             assert answer[0].explanation is not None
