@@ -6,9 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from tests.support import pages
+from tests.toolchains import languages
 from tests.toolchains.environments import ROOT, Environment
 from tests.toolchains.programs import Absent
 
@@ -36,11 +38,15 @@ def find_envoy() -> Path:
 
 
 def write_descriptors() -> None:
-    """Writes the descriptors with which Envoy converts JSON, as docs/browsers.md says."""
+    """Writes the descriptors with which Envoy converts JSON, as docs/browsers.md says; once, as another Envoy may read
+    them."""
     command = next(pages.find_blocks((ROOT / "docs/browsers.md").read_text("utf-8"), "sh")).code
     command = command.replace(".venv/bin", str(Path(sys.executable).parent))
     variables = os.environ | {"BUF_CACHE_DIR": str(ROOT / ".cache/buf")}
-    subprocess.run(["bash", "-ec", command], cwd=ROOT, env=variables, check=True, timeout=BUILD_S)
+    write = partial(subprocess.run, ["bash", "-ec", command], cwd=ROOT, env=variables, check=True, timeout=BUILD_S)
+    languages.build_once(
+        ROOT / "deploy/envoy/memstream.binpb", [*(ROOT / "protos").rglob("*.proto"), Path(__file__)], write
+    )
 
 
 def build_helm() -> Path:
