@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "tests/http_port/test_listener.py": {"_server"},
     "tests/index/test_milvus_child.py": {"_readers"},
     "tests/journal/conformance/suite.py": {"_read"},
+    "tests/journal/writes.py": {"_writer"},
     "tests/journal/test_faults.py": {"_WRITER", "_database", "_writer"},
     "tests/journal/test_lists.py": {"_database"},
     "tests/models/test_languages.py": {"_loaded"},
