@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import memstream
 from memstream import Memory
 
-PATIENT = memstream.Retry(first_s=60.0, later_s=600.0, delay_max_s=0.3)
-"""Reconnects soon, and does not give up while a server restarts."""
+PATIENT = memstream.Retry(first_s=60.0, later_s=600.0, delay_max_s=0.3, calls_s=60.0)
+"""Reconnects soon, and does not give up while a server restarts; a call has its own timeout."""
 
 
 @dataclass(slots=True)

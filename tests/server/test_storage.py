@@ -145,7 +145,7 @@ class Operator:
             writing = await stub.Check(health_pb2.HealthCheckRequest(service="memstream.journal.write"))
             info = await ServerServiceStub(channel).GetServerInfo(GetServerInfoRequest())
         paths = f"http://{self._http}/healthz", f"http://{self._http}/healthz/write", f"http://{self._metrics}/writez"
-        statuses = [(await asyncio.to_thread(httpx2.get, path)).status_code for path in paths]
+        statuses = [(await asyncio.to_thread(httpx2.get, path, timeout=DEADLINE_S)).status_code for path in paths]
         (gauge,) = await asyncio.to_thread(scrape, self._metrics, "memstream_journal_writable")
         return info.degraded, writing.status, statuses[0], statuses[1], statuses[2], gauge
 
@@ -162,7 +162,7 @@ class Operator:
 
 
 def scrape(address: str, name: str) -> list[float]:
-    lines = httpx2.get(f"http://{address}/metrics").text.splitlines()
+    lines = httpx2.get(f"http://{address}/metrics", timeout=DEADLINE_S).text.splitlines()
     return [float(line.split()[1]) for line in lines if line.startswith(f"{name} ")]
 
 

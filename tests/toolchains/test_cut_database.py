@@ -121,7 +121,7 @@ async def test_a_slow_database_is_seen_and_reads_go_on(postgres: Cluster, tmp_pa
     async with operated_on(postgres, tmp_path, url, lease_s=120.0) as (operator, client):
         warm, _ = await two_memories(client)
         await asyncio.to_thread(postgres.execute, url, BRAKE)
-        waiting = asyncio.create_task(warm.observe_batch(["said meanwhile"]))
+        waiting = asyncio.create_task(warm.observe_batch(["said meanwhile"], timeout_s=600))
         try:
             await operator.wait_for("more than 5 s")
             await check_reads(warm, cause="more than 5 s")

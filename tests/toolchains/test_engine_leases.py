@@ -193,7 +193,7 @@ async def test_an_operation_with_an_unanswered_commit_is_done(
             await store.create(asked)
         else:
             asked = await engine.reindexing.start(embed=False)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert (await engine.operations.wait_for_end(asked.id)).state is OperationState.SUCCEEDED
         assert not cut
         assert engine.ownership.number != number

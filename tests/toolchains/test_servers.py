@@ -100,9 +100,14 @@ async def test_reembedding_moves_all_servers_to_the_next_model(fleet: Fleet) -> 
 
             await until(moved)
             for memory in memories:
-                found = await memory.recall_once(f"{memory.name} said 39", limit=1)
-                assert found.degraded == ""
-                assert found.recollections[0].fragment.content == f"{memory.name} said 39"
+                (hit,) = await until(lambda memory=memory: _recall_whole(memory, f"{memory.name} said 39"))  # type: ignore[misc]  # bound at once
+                assert hit.fragment.content == f"{memory.name} said 39"
+
+
+async def _recall_whole(memory: memstream.Memory, what: str) -> tuple[memstream.Recollection, ...]:
+    """The best result with the query's vector: the endpoint, which runs in this process, may be late."""
+    answer = await memory.recall_once(what, limit=1)
+    return () if answer.degraded else answer.recollections
 
 
 # ---- passing on
