@@ -33,13 +33,16 @@ def _with_mutual_tls(configuration: dict[str, Any], certificates: Path) -> None:
     resources["clusters"][0] |= parts["cluster"]
 
 
-def wait_for_pings(configuration: dict[str, Any]) -> None:
-    """A change: Envoy waits a minute for the answer to a ping, not 2 s.
+def tolerate_pauses(configuration: dict[str, Any]) -> None:
+    """A change: Envoy waits a minute for the answer to a ping or a health check, not 1 or 2 s.
 
-    A busy machine may stop a server for longer, and each call on the connection would fail.
+    A busy machine may stop a server for longer, and its calls would fail or go to another server.
     """
-    (options,) = configuration["static_resources"]["clusters"][0]["typed_extension_protocol_options"].values()
+    cluster = configuration["static_resources"]["clusters"][0]
+    (options,) = cluster["typed_extension_protocol_options"].values()
     options["explicit_http_config"]["http2_protocol_options"]["connection_keepalive"]["timeout"] = "60s"
+    for check in cluster.get("health_checks", ()):
+        check["timeout"] = "60s"
 
 
 class Envoy:
@@ -100,12 +103,19 @@ class Envoy:
         part.write_text(json.dumps({"version_info": "1", "resources": [assignment]}), "utf-8")
         os.replace(part, self._folder / "endpoints.json")  # Envoy reads the file when it is replaced
 
+    def _read_admin(self, path: str) -> dict[str, Any]:
+        """Raises OSError while Envoy starts: it has servers before it listens."""
+        body = b""
+        for each in ("ready", path):
+            with urllib.request.urlopen(f"http://{self._admin}/{each}", timeout=10) as answer:
+                body = answer.read()
+        read: dict[str, Any] = json.loads(body)
+        return read
+
     def read_counters(self) -> dict[str, int]:
         """Envoy's counters and gauges of the servers, by name without the cluster's; empty while Envoy starts."""
         try:
-            url = f"http://{self._admin}/stats?format=json&filter=cluster.memstream"
-            with urllib.request.urlopen(url, timeout=10) as answer:
-                stats = json.load(answer)["stats"]
+            stats = self._read_admin("stats?format=json&filter=cluster.memstream")["stats"]
         except OSError:
             return {}
         return {one["name"].removeprefix("cluster.memstream."): one["value"] for one in stats if "value" in one}
@@ -114,8 +124,7 @@ class Envoy:
         """Returns the addresses of the healthy servers; empty while Envoy starts."""
         assert self._process.poll() is None, (self._folder / "envoy.log").read_text("utf-8")[-3_000:]
         try:
-            with urllib.request.urlopen(f"http://{self._admin}/clusters?format=json", timeout=10) as answer:
-                clusters = json.load(answer)["cluster_statuses"]
+            clusters = self._read_admin("clusters?format=json")["cluster_statuses"]
         except OSError:
             return set()
         hosts = [host for each in clusters for host in each.get("host_statuses", ())]

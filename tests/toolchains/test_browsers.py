@@ -21,7 +21,7 @@ from tests.support import pages
 from tests.support.contract import SERVICES
 from tests.support.server import ServerProcess
 from tests.toolchains import deploying, languages
-from tests.toolchains.envoy import Envoy, wait_for_pings
+from tests.toolchains.envoy import Envoy, tolerate_pauses
 from tests.toolchains.languages import ROOT
 from tests.toolchains.programs import Absent
 
@@ -41,7 +41,7 @@ def run_envoy(
     """Runs an Envoy in front of the server."""
 
     def configure(configuration: dict[str, Any]) -> None:
-        wait_for_pings(configuration)
+        tolerate_pauses(configuration)
         change(configuration)
 
     try:

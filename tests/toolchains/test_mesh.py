@@ -27,7 +27,7 @@ from tests.support.seeds import seed_of
 from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 from tests.toolchains import deploying
-from tests.toolchains.envoy import Envoy
+from tests.toolchains.envoy import Envoy, tolerate_pauses
 from tests.toolchains.fleet import SHORT, Fleet, Load
 from tests.toolchains.programs import Absent
 
@@ -103,7 +103,8 @@ async def test_calls_for_a_memory_go_to_one_server(fleet: Fleet, envoy_program: 
     """No server forwards a call: the servers together have answered as many calls as were made."""
     metrics = [free_address() for _ in range(3)]
     servers = list(await asyncio.gather(*(started(fleet.make(metrics_listen=one)) for one in metrics)))
-    with run_envoy(envoy_program, tmp_path, servers) as envoy:
+    addresses = [server.address for server in servers]
+    with Envoy(envoy_program, tmp_path, addresses, change=tolerate_pauses) as envoy:
         await wait_for_endpoints(envoy, servers)
         async with memstream.connect(envoy.address, retry=PATIENT) as client:
             memories = [await client.create_memory(f"hash/m{number}") for number in range(12)]
