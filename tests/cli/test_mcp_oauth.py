@@ -83,7 +83,7 @@ async def calling(url: str, token: str) -> AsyncIterator[Client]:
 
 
 async def test_a_host_without_a_token_is_led_to_the_issuer(guarded: Guarded) -> None:
-    async with served(guarded, "user/{sub}") as url, httpx2.AsyncClient() as http:
+    async with served(guarded, "user/{sub}") as url, httpx2.AsyncClient(timeout=60) as http:
         metadata = "https://memory.example.org/.well-known/oauth-protected-resource/mcp"
         stranger = ec.generate_private_key(ec.SECP256R1())
         said = {"iss": ISSUER, "aud": RESOURCE, "exp": time.time() + 600, "sub": "ann", "scope": "memory"}

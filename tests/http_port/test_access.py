@@ -38,7 +38,7 @@ async def test_keys_and_rights_are_those_of_grpc(tmp_path: Path) -> None:
         assert call(address, CREATE, body, authorization=f"Bearer {keys['alice']}").status_code == 200
         refused = call(address, INFO)
         assert refused.json()["details"][0]["type"] == "google.rpc.ErrorInfo"
-        assert httpx2.get(f"http://{address}/healthz").status_code in {200, 503}, "a probe has no key"
+        assert httpx2.get(f"http://{address}/healthz", timeout=60).status_code in {200, 503}, "a probe has no key"
         assert server.stop() == 0
         check_log(server)
         assert not any(key in server.log() for key in keys.values())
@@ -139,7 +139,7 @@ async def test_client_certificate_identifies_the_caller(tmp_path: Path) -> None:
         def create(name: str, *uris: str, issuer: Authority = authority) -> httpx2.Response:
             trusted = ssl.create_default_context(cafile=str(authority.ca))
             trusted.load_cert_chain(*issuer.issue(name, *uris))
-            return httpx2.post(f"https://{address}{CREATE}", content=body, headers=headers, verify=trusted)
+            return httpx2.post(f"https://{address}{CREATE}", content=body, headers=headers, verify=trusted, timeout=60)
 
         assert create("joy", agent).status_code == 200
         assert create("other", "spiffe://mesh/ns/agents/other").status_code == 403
@@ -166,7 +166,7 @@ async def test_tls_serves_a_renewed_certificate(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", http_listen=address, **QUICK, **tls) as server:
         trusted = ssl.create_default_context(cafile=str(authority.ca))
         headers = {"content-type": "application/json"}
-        answer = httpx2.post(f"https://{address}{INFO}", content="{}", headers=headers, verify=trusted)
+        answer = httpx2.post(f"https://{address}{INFO}", content="{}", headers=headers, verify=trusted, timeout=60)
         assert answer.status_code == 200
         with pytest.raises(httpx2.TransportError):
             call(address)

@@ -254,7 +254,7 @@ def test_what_is_no_call_is_an_error_that_says_what_is(http_server: Server) -> N
     address = http_server[1]
     for answer, status, said in (
         (call(address, "/memstream.v1.StreamService/Nothing"), 404, "/memstream.v1.SERVICE/METHOD"),
-        (httpx2.get(f"http://{address}{INFO}"), 405, "POST"),
+        (httpx2.get(f"http://{address}{INFO}", timeout=60), 405, "POST"),
         (call(address, content_type="application/x-www-form-urlencoded"), 415, "application/json"),
         (call(address, "/memstream.v1.StreamService/Observe"), 415, "Observe, Recall and ImportMemories need"),
     ):

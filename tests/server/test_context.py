@@ -16,7 +16,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-import memstream
+import memstream.client
+import memstream.memory
+import memstream.recall
 from memstream import (
     AppendMessages,
     ContextReason,
@@ -26,12 +28,25 @@ from memstream import (
     TokenBounds,
     TransactionWrite,
 )
+from memstream.context import context_to_wire as convert_context
 from memstream.v1.block_service_pb2 import PutBlockRequest
 from memstream.v1.block_service_pb2_grpc import BlockServiceStub
 from tests.server.test_standing_blocks import block_with
 from tests.support.server import ServerProcess
 
 NOW = datetime(2026, 5, 8, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def _no_part_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default a part is missing after 2 s, and a loaded machine stops a server for longer."""
+
+    def convert(*given: Any) -> Any:
+        *request, options = given
+        return convert_context(*request, {"parts_timeout_s": 60.0} | options)
+
+    for module in (memstream.client, memstream.memory, memstream.recall):
+        monkeypatch.setattr(module, "context_to_wire", convert)
 
 
 @pytest.fixture
@@ -326,9 +341,12 @@ async def test_all_parts_are_of_one_moment(client: memstream.Client, bob: memstr
         said = memstream.NewMessage(role="assistant", content=f"now {number}")
         return [AppendMessages(talk, [said]), PutFragment(fact)]
 
-    async def write_all() -> None:
-        for number in range(1, 25):
+    async def write_all() -> int:
+        number = 0
+        while number < 24 or len(seen) < 3:  # however slow the contexts are, some are made while it writes
+            number += 1
             await client.write_together(bob.namespace, write(number), memory=bob.name)
+        return number
 
     await client.write_together(bob.namespace, write(0), memory=bob.name)
     async with asyncio.TaskGroup() as group:
@@ -342,8 +360,7 @@ async def test_all_parts_are_of_one_moment(client: memstream.Client, bob: memstr
             (now,) = re.findall(r"votes has come to (\d+)", turn.text)
             assert re.findall(r"now (\d+)", turn.text)[-1] == now
             seen.add(now)
-    assert now == "24"
-    assert len(seen) > 2
+    assert now == str(writing.result())
 
 
 async def test_long_memories_are_cut_to_what_matches(client: memstream.Client, bob: memstream.Memory) -> None:

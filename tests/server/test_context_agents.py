@@ -73,6 +73,7 @@ async def test_a_models_cache_reads_all_of_the_turn_before(
                 budget=2000,
                 after=position,
                 now=NOW,
+                parts_timeout_s=60.0,
             )
             assert await ask(turn, apis) == reply
             await turn.record(question, reply)

@@ -19,6 +19,7 @@ from memstream_server.adapters.milvus.index import open_lite
 from tests.server.conftest import MakeServer, started, stopped
 from tests.server.listing import contents, indexed
 from tests.support import journals
+from tests.support.processes import pause
 from tests.support.seeds import THOROUGH
 from tests.support.server import ServerProcess
 from tests.support.waiting import until
@@ -162,6 +163,8 @@ async def test_lost_index_marks_recalls_degraded(make_server: MakeServer) -> Non
             for number in range(300):
                 await stream.send(Observation(about(number), embedding=_direction(number)))
         await until(lambda: indexed(client, memory))
+        for pid in server.children():  # else it may write into a directory that is being removed
+            pause(pid)
         shutil.rmtree(server.data_dir / "milvus")
         said = recovered = False
         while not (recovered and await indexed(client, memory)):

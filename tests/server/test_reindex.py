@@ -182,7 +182,7 @@ async def test_recalls_continue_during_reembedding(make_server: MakeServer, fake
             await operations.succeeded(await operations.start())
             reached = len(load.said), load.recalls
             await until(lambda: said(load, reached[0] + 5))
-        assert load.recalls > reached[1]
+            await until(lambda: recalled(load, reached[1] + 1))
         info = await client.server_info()
         assert (before.dimension, info.embedding.name, info.embedding.dimension) == (384, NEXT, 16)
         assert set(await contents(large)) == set(TEXTS) | set(load.said)
@@ -214,6 +214,10 @@ async def test_recalls_continue_during_reembedding(make_server: MakeServer, fake
 
 async def said(load: Load, count: int) -> bool:
     return len(load.said) >= count
+
+
+async def recalled(load: Load, count: int) -> bool:
+    return load.recalls >= count
 
 
 async def some_vectors(server: ServerProcess) -> bool:

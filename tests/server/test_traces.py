@@ -146,6 +146,8 @@ async def test_agent_to_journal_is_one_trace_of_memory(
     make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent with the SDK and with `memstream mcp`; texts only with the standard variable."""
+    # The package ends a program that takes longer than 2 s to end, which then has not sent its spans.
+    monkeypatch.setattr("mcp.client.stdio.PROCESS_TERMINATION_TIMEOUT", 60.0)
     async with Collector() as collector:
         endpoint = f"http://{collector.address}"
         server = await started(make_server(otlp_endpoint=endpoint))
@@ -174,7 +176,8 @@ async def use_memory(client: memstream.Client) -> None:
     await memory.recall_once("private words", limit=2, session="monday")
     async with memory.recall(session="tuesday") as recalls:
         await recalls.query("private words", limit=1)
-    await client.context([memory.path], "private words?", conversation="private-namespace/talk")
+    talk = "private-namespace/talk"
+    await client.context([memory.path], "private words?", conversation=talk, parts_timeout_s=60.0)
     await memory.forget_fragments([put.fragment.id])
     with pytest.raises(memstream.MemoryNotFound):
         await client.memory("private-namespace/other").recall_once("private words")
