@@ -28,15 +28,15 @@ from tests.support.server import ServerProcess, free_address
 from tests.support.waiting import until
 from tests.toolchains import deploying
 from tests.toolchains.envoy import Envoy, tolerate_pauses
-from tests.toolchains.fleet import SHORT, Fleet, Load
+from tests.toolchains.fleet import DEADLINE_S, SHORT, Fleet, Load
 from tests.toolchains.programs import Absent
 
 pytestmark = pytest.mark.toolchain
 
 SEED = seed_of("MEMSTREAM_CRASH_SEED")
 
-GRACE: dict[str, str | float] = {"drain_grace_s": 10.0}
-"""The default time for calls to end."""
+GRACE: dict[str, str | float] = {"drain_grace_s": DEADLINE_S + 15}
+"""A call that waits for the end of the drain exceeds its deadline."""
 
 
 @pytest.fixture(scope="session")
