@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 import memstream
 from memstream.v1 import stream_service_pb2 as pb
@@ -76,9 +77,11 @@ async def test_sigterm_notifies_streams_and_exits_zero(make_server: MakeServer) 
         await observe.write(pb.ObserveRequest(open=pb.ObserveOpen(namespace="process", memory="joy", producer="p")))
         recall = stub.Recall()
         await recall.write(pb.RecallRequest(open=pb.RecallOpen(namespace="process", memory="joy")))
-        watch = stub.Watch(pb.WatchRequest(namespace="process", memory="joy"))
+        soon = Duration(nanos=200_000_000)
+        watch = stub.Watch(pb.WatchRequest(namespace="process", memory="joy", progress_interval=soon))
         assert (await read(observe)).HasField("opened")
         assert (await read(recall)).HasField("opened")
+        await read(watch)  # it has begun
         ending = asyncio.create_task(stopped(server))
         for call in (observe, recall, watch):
             message = await read(call)

@@ -315,10 +315,7 @@ async def test_invalid_lines_are_refused_without_trace(
         assert "line" in refused.value.details or "lines" in str(refused.value)
     assert [one async for one in client.list_memories(namespace)] == []
 
-    async def tidy() -> bool:
-        return not list((shared.data_dir / "transfers").iterdir())
-
-    await until(tidy)
+    await until_tidy(shared)
 
 
 async def test_an_endless_stream_is_cut_off(make_server: MakeServer) -> None:
@@ -339,11 +336,20 @@ async def test_an_endless_stream_is_cut_off(make_server: MakeServer) -> None:
                 if refused.type is memstream.InvalidRequest:
                     break
             assert "1000000 bytes" in str(refused.value)
-            assert list((server.data_dir / "transfers").iterdir()) == []
+            await until_tidy(server)
 
 
 def large(count: int, content: str = "note {} of a long journey") -> list[bytes]:
     return ended([dict(HEADER), memory("joy", count), *(fragment(n, content=content.format(n)) for n in range(count))])
+
+
+async def until_tidy(server: ServerProcess) -> None:
+    """Waits until the server has removed the files of all transfers."""
+
+    async def tidy() -> bool:
+        return not list((server.data_dir / "transfers").iterdir())
+
+    await until(tidy)
 
 
 async def begun(client: memstream.Client, operation: memstream.Operation) -> None:
@@ -389,10 +395,7 @@ async def test_killed_import_resumes_after_restart(make_server: MakeServer, fake
         events = [event for event in await history(client.memory("ns/joy")) if event.fragment_id]
         assert [event.fragment_id for event in events] == [one.id for one in listed]  # each once
 
-        async def tidy() -> bool:
-            return not list((server.data_dir / "transfers").iterdir())
-
-        await until(tidy)
+        await until_tidy(server)
 
 
 async def test_cancelled_import_leaves_nothing_and_can_restart(make_server: MakeServer, fake: FakeOpenAI) -> None:
@@ -407,10 +410,7 @@ async def test_cancelled_import_leaves_nothing_and_can_restart(make_server: Make
         release()
         assert [one async for one in client.list_memories("ns")] == []
 
-        async def tidy() -> bool:
-            return not list((server.data_dir / "transfers").iterdir())
-
-        await until(tidy)
+        await until_tidy(server)
         again = await client.import_("ns", chunks(lines), request_id=request)
         assert again.id != operation.id
         assert (await client.finished(again)).state is OperationState.SUCCEEDED
