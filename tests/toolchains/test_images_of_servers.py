@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -64,7 +64,10 @@ async def remember(engine: PartsEngine, postgres: Cluster, url: str) -> tuple[st
 
 def held_in(data_dir: Path, needles: Mapping[str, bytes]) -> set[str]:
     """Which of them any file of the directory has."""
-    found = [file.read_bytes() for file in data_dir.rglob("*") if file.is_file()]
+    found = []
+    for file in data_dir.rglob("*"):
+        with suppress(FileNotFoundError, IsADirectoryError):  # an engine may remove a file meanwhile
+            found.append(file.read_bytes())
     return {name for name, needle in needles.items() if any(needle in data for data in found)}
 
 
