@@ -108,6 +108,7 @@ async def test_dbgpt_profile_keeps_observations_received(make_server: MakeServer
         while (await memory.stats()).backlog < 3:  # a server that stands still receives nothing within the deadline
             with pytest.raises(memstream.DeadlineExceeded):
                 await memory.observe_batch(["three"], producer="joy", first_sequence=3, timeout_s=3.0)
+        assert (await memory.stats()).backlog == 3
         with pytest.raises(memstream.BacklogFull) as raised:
             await memory.observe_batch(["four"], producer="joy", first_sequence=4, timeout_s=60)
         assert raised.value.retry_after
