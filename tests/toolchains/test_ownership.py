@@ -243,13 +243,16 @@ async def test_a_stalled_server_keeps_row_locks_only_until_lease_end(url: str) -
             loop.call_soon_threadsafe(inside.set)
             asyncio.run_coroutine_threadsafe(going.wait(), loop).result(60)
 
+        began_s = loop.time()
         stopped = asyncio.create_task(one.journal._writer.submit(stop, 1, False))
         await inside.wait()
         taken = await two.processes.take_memory("u1", two.number)
         if taken is None:
             taken = await until(lambda: two.processes.take_memory("u1", two.number))
+        ended_s = loop.time()
         await until(lambda: _is_disconnected(one))  # the database has ended its session: else it would still be one's
         assert taken == 2
+        assert ended_s - began_s >= 4.0, "no sooner"
         going.set()
         await asyncio.gather(stopped, return_exceptions=True)
         assert (await two.journal.load_memory("u1", MODEL, 0)).record.revision == 1
