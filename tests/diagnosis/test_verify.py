@@ -321,11 +321,6 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
         "which does not exist",
         _sql("INSERT INTO producers (memory, name, epoch, received, stored) VALUES (99, 'stray', 1, 0, 0)"),
     ),
-    "a generation that is no number": (
-        "store",
-        "generation",
-        _sql("INSERT INTO meta VALUES ('index_generation', 'many')"),
-    ),
     "a message is gone": (
         "messages",
         "has 5 messages, 6 are counted",

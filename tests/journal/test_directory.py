@@ -421,23 +421,18 @@ async def test_backup_needs_new_file_and_free_space(
 async def test_restore_refills_index(data_dir: Path, tmp_path: Path) -> None:
     journal = await filled(data_dir)
     await journal.backup(str(tmp_path / "backup"))
-    assert (await journal.index_generation(), await journal.outbox_size()) == (0, 0)
+    assert await journal.outbox_size() == 0
     await journal.close()
     restore(tmp_path / "backup", tmp_path / "new")
     again = await opened(tmp_path / "new")
     try:
         renamed = await uid_of(again)
         entries = [entry for entry, _ in await again.read_outbox(9)]
-        assert (await again.index_generation(), renamed != "u1") == (1, True)
+        assert renamed != "u1"
         assert [(entry.memory, entry.delete) for entry in entries] == [("u1", True)] * 3 + [(renamed, False)] * 3
         assert [one.fragment.position for one in (await again.load_memory(renamed, MODEL, 9)).rows] == [0, 1, 2]
-        await again.backup(str(tmp_path / "second"))
     finally:
         await again.close()
-    restore(tmp_path / "second", tmp_path / "newer")
-    newer = await opened(tmp_path / "newer")
-    assert await newer.index_generation() == 2
-    await newer.close()
 
 
 async def test_restore_needs_force_and_a_stopped_server(data_dir: Path, tmp_path: Path) -> None:

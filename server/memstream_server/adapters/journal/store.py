@@ -255,10 +255,6 @@ class SqlJournal:
     async def backup(self, path: str) -> None:
         await asyncio.to_thread(self._database.backup, Path(path))
 
-    async def index_generation(self) -> int:
-        """0 in a new store; every restore raises it. An index with another generation belongs to another history."""
-        return int(await self._read(reads.meta_value, directory.GENERATION) or 0)
-
     # ---- memories
 
     async def create_memory(

@@ -28,7 +28,6 @@ from sqlalchemy.exc import DBAPIError
 from memstream_server.adapters.journal.database import migrate, sqlite
 from memstream_server.adapters.journal.database.checkpoints import Checkpoints
 from memstream_server.adapters.journal.sql import outbox, writes
-from memstream_server.adapters.journal.sql.reads import meta_value
 from memstream_server.adapters.journal.verify import sqlite_wal
 from memstream_server.engine.runtime.clock import Clock, Ids
 from memstream_server.ports.images import IMAGE_FOLDER
@@ -54,8 +53,6 @@ _CAUSES = {
 FORMAT = 1
 """Version of the directory's layout; tables have their own version (migrate.py)."""
 _FORMAT_TEXT = "memstream data directory, format {}\n"
-GENERATION = "index_generation"
-"""Meta value that every restore raises: an index with an older generation belongs to another history."""
 
 
 def journal_path(data_dir: Path) -> Path:
@@ -342,8 +339,8 @@ def restore(source: Path, data_dir: Path, *, force: bool = False) -> None:
     """Put a backup into a data directory that no server holds.
 
     History after the backup is lost, and its revision numbers will be used again. So every memory gets a new uid, which
-    invalidates older cursors and copies, GENERATION is raised, and the whole index is entered in the outbox again.
-    `force` deletes the journal that is in the directory.
+    invalidates older cursors and copies, and the whole index is entered in the outbox again. `force` deletes the
+    directory's journal.
 
     Raises AlreadyExists if the directory holds anything and `force` is not given, and Unreadable if the backup is
     damaged or of a newer format, or the directory is in use.
@@ -390,7 +387,6 @@ def _begin_history(database: Path) -> None:
             if not migrate.is_journal(connection):
                 raise Unreadable(f"{database} is no memstream journal")
             migrate.upgrade_tables(connection)
-            writes.set_meta(connection, GENERATION, str(int(meta_value(connection, GENERATION) or 0) + 1))
             outbox.enter_deletions(connection)
             writes.rename_memories(connection, Ids(Clock()).next_id)
             outbox.enter_all(connection)
