@@ -191,7 +191,7 @@ async def test_context_desk_shows_parts_and_where_a_turn_differs(visit: Visit) -
     await page.get_by_role("alert").get_by_text("budget").wait_for()
 
 
-async def test_context_desk_shows_a_kept_text_and_what_is_left_out(visit: Visit) -> None:
+async def test_context_desk_shows_kept_texts_omissions_and_a_summary(visit: Visit) -> None:
     client = visit.console.client
     memory = await client.create_memory("shop/desk-kept")
     await memory.observe_batch([Observation("Bob drinks green tea in the morning."), Observation("Bob eats no nuts.")])
@@ -214,6 +214,18 @@ async def test_context_desk_shows_a_kept_text_and_what_is_left_out(visit: Visit)
     count = await kept.count()
     assert (await there.all_text_contents())[:count] == await kept.all_text_contents()
     assert await later.locator(".ranking > li").nth(count).locator(".turning").count() == 1
+
+    await memory.blocks.put("gist", "Bob asked about the sea.")
+    await client.conversation("shop/desk-kept-talk").append_messages(
+        [NewMessage(role="user", content="Tell me of the sea. " * 40)] * 4
+    )
+    await page.get_by_label("Summary").fill("shop/desk-kept#gist")
+    await page.get_by_label("Budget, tokens").fill("300")
+    await page.get_by_role("button", name="Build the context").click()
+    for turn in (first, later):
+        top = turn.locator(".ranking > li").first
+        await top.get_by_text("Bob asked about the sea.").wait_for()
+        assert "summary ·" in (await top.locator(".meta").text_content() or "")
 
 
 async def test_context_desk_shows_what_the_model_is_sent(visit: Visit) -> None:
