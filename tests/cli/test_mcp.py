@@ -82,6 +82,7 @@ async def converse(client: Client) -> None:
     today = {"since": "today", "until": "today", "time_zone": "Pacific/Auckland"}
     assert (await done(client, "list", **today))["fragments"]
 
+    await continue_context(client)
     page = await done(client, "list", limit=2)
     assert [one["content"] for one in page["fragments"]] == ["My name is Bob", "Bob takes tea at noon"]
     assert page["fragments"][1]["metadata"] == {"cups": 3}
@@ -106,6 +107,14 @@ async def converse(client: Client) -> None:
     assert await done(client, "forget", ids=[tea["id"]]) == {"forgotten": 0}
     contents = [one["content"] for one in (await done(client, "list"))["fragments"]]
     assert contents == ["My name is Bob", FORBIDDEN]
+
+
+async def continue_context(client: Client) -> None:
+    """Asks for a context twice; the second has what is new."""
+    begun = await shown(client, "context", question="What is my name?")
+    assert "My name is Bob" in begun
+    continued = await shown(client, "context", question="What is my name?", after=begun.strip()[-8:])
+    assert continued.startswith("nothing new is known")
 
 
 async def test_agent_uses_tools_over_standard_input(server: ServerProcess, memory: str) -> None:
@@ -194,7 +203,7 @@ async def test_a_context_is_one_text_for_a_question(server: ServerProcess, memor
         await done(client, "observe", content="Bob takes tea at noon")
         text = await shown(client, "context", question="When does Bob take tea?")
     assert "Bob takes tea at noon\n" in text
-    assert text.endswith("user: When does Bob take tea?\n\n")
+    assert "user: When does Bob take tea?\n\nnext: after=" in text
 
 
 async def test_any_memory_lets_tools_name_memories(server: ServerProcess, memory: str) -> None:

@@ -123,3 +123,15 @@ async def test_rights_of_the_caller_hold_for_the_urls_memory(guarded: Guarded) -
             assert [one["content"] for one in (await done(ann, "list"))["fragments"]] == ["Ann plays the cello"]
             for tool, arguments in (("list", {}), ("recall", {"query": "cello"}), ("observe", {"content": "mine"})):
                 assert "does not have the right" in await refused(bob, tool, **arguments)
+
+
+async def test_no_caller_continues_the_context_of_another(guarded: Guarded) -> None:
+    asked = {"question": "Who plays the cello?"}
+    async with served(guarded, "{url}") as template:
+        url = template.replace("{namespace}", "user").replace("{memory}", "team")
+        async with calling(url, guarded.token("ann")) as ann:
+            await done(ann, "observe", content="Ann plays the cello")
+            after = (await done(ann, "context", **asked))["after"]
+        async with calling(url, guarded.token("ann")) as ann, calling(url, guarded.token("bob@example.org")) as bob:
+            assert "unknown_after" not in await done(ann, "context", **asked, after=after)
+            assert (await done(bob, "context", **asked, after=after))["unknown_after"] == after

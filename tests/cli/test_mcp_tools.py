@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +21,7 @@ from mcp.types import ListRootsResult, ListToolsResult, ResourceUpdatedNotificat
 
 import memstream
 from memstream.mcp import mcp_server
+from memstream.mcp.turns import KEPT_BYTES_MAX, Turn, Turns
 from memstream.projects import directory_of, project_name
 from tests.cli.commands import COMMAND, environment
 from tests.cli.mcp_clients import DEADLINE_S, content_text, done, in_process, parameters, refused, shown
@@ -172,6 +174,76 @@ async def test_operator_tools_show_restore_and_edit(server: ServerProcess, memor
         assert "written since" in await refused(client, "edit_block", name="persona", new="x", etag=first["etag"])
         text = await shown(client, "context", question="Who are you?", blocks=["persona"])
         assert "You are Joy.\nYou like bells." in text
+
+
+async def test_a_context_that_continues_has_only_what_is_new(server: ServerProcess, memory: str) -> None:
+    async with in_process(memory, server.address, operator=True) as client:
+        rome = await done(client, "observe", content="Bob lives in Rome near the river", time="2026-05-08")
+        tea = await done(client, "observe", content="Bob takes tea with lemon at noon", time="2026-05-08")
+        await done(client, "write_block", name="persona", text="You are Joy.")
+        asked = {"question": "Where does Bob live and when does he take tea?", "blocks": ["persona"]}
+        begun = await client.call_tool("context", asked)
+        assert begun.structured_content is not None
+        first, after = content_text(begun.content), begun.structured_content["after"]
+        assert first.endswith(f"user: {asked['question']}\n\nnext: after={after}\n")
+        same = await shown(client, "context", **asked, after=after)
+        assert same.startswith("nothing new is known about this\nnext: after=")
+
+        await done(client, "correct", ids=[rome["id"]], content="Bob lives in Oslo now")
+        await done(client, "forget", ids=[tea["id"]])
+        await done(client, "observe", content="Bob lives with a cat called Mochi", time="2026-05-09")
+        (gone,) = [line[:3] for line in first.splitlines() if "lemon" in line]
+        for _ in "a repeated call", "loses nothing":
+            later = await client.call_tool("context", asked | {"after": after})
+            assert later.structured_content is not None
+            text = content_text(later.content)
+            assert "lives in Oslo now (holds instead of [" in text
+            assert "Mochi" in text
+            assert f"withdrawn, do not use: {gone}\n" in text
+            assert not [word for word in ("You are Joy.", "lemon", "user:") if word in text]
+        weak = await shown(client, "context", question="Zanzibar quarks?", after=later.structured_content["after"])
+        assert "othing is known" in weak
+
+
+async def test_a_context_continues_with_new_messages_and_summary(server: ServerProcess, memory: str) -> None:
+    async with in_process(memory, server.address, operator=True) as client, memstream.connect(server.address) as sdk:
+        await done(client, "observe", content="Bob takes tea at noon")
+        await done(client, "write_block", name="monday", text="Bob asked about the sea.")
+        talk = sdk.conversation(f"{memory}-monday")
+        await talk.append_messages([memstream.NewMessage(role="user", content="Tell me of the sea. " * 40)] * 4)
+        asked = {"conversation": talk.path, "summary": "monday", "budget": 300, "question": "And now?"}
+        begun = await client.call_tool("context", asked)
+        assert begun.structured_content is not None
+        assert "Bob asked about the sea." in content_text(begun.content)
+        await talk.append_messages([memstream.NewMessage(role="assistant", content="Now we rest.")])
+        later = await shown(client, "context", **asked, after=begun.structured_content["after"])
+        assert "assistant: Now we rest.\n" in later
+        assert "the sea" not in later
+        other = await shown(client, "context", question="And now?", after=begun.structured_content["after"])
+        assert "is not known any more" in other, "a turn is of one conversation"
+
+
+async def test_a_context_of_an_earlier_process_is_whole(server: ServerProcess, memory: str) -> None:
+    asked = {"question": "When does Bob take tea?"}
+    async with in_process(memory, server.address) as client:
+        await done(client, "observe", content="Bob takes tea at noon")
+        after = (await done(client, "context", **asked))["after"]
+    async with in_process(memory, server.address) as client:
+        text = await shown(client, "context", **asked, after=after)
+    assert "Bob takes tea at noon\n" in text
+    assert f"after={after} is not known any more: this is the whole context\n" in text
+
+
+def test_turns_that_were_not_used_for_longest_are_dropped() -> None:
+    turns, large = Turns(), KEPT_BYTES_MAX // 3
+    for name in ("a", "b", "c"):
+        turns.keep(Turn(name.encode() * large, Counter(), {}), "ann", name)
+    assert turns.find("ann", "a") is not None
+    turns.keep(Turn(b"d" * large, Counter(), {}), "ann", "d")
+    assert [name for name in "abcd" if turns.find("ann", name) is not None] == ["a", "c", "d"]
+    turns.keep(Turn(b"d" * large, Counter(), {}), "ann", "d")
+    assert turns.find("ann", "a") is not None, "a repeat takes no room"
+    assert turns.find("bob", "a") is None
 
 
 async def test_blocks_are_resources(server: ServerProcess, memory: str) -> None:

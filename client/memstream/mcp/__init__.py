@@ -14,6 +14,7 @@ server: the MCP server: tools, resources and subscriptions.
 tools, operator: the tools of agents and of operators.
 schema: types and descriptions of their arguments.
 results: their results, as structure and as compact text.
+turns: what a host has of a context, for the call that continues it.
 plain: explains errors to models, and reads the lines of a host.
 access: the memory and the credentials of a request.
 """

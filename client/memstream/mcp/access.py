@@ -3,11 +3,12 @@
 Over standard input there is one host: its memory is named on the command line, and `{project}` in the name is the
 project of the host's first root, or of the working directory. Over HTTP the name may depend on who asks, `{sub}` or
 another claim of the token, or on the URL: `{url}`. With OAuth every call to the memstream server has the caller's own
-token, so the server's rights apply; nothing that one caller learned is kept for another.
+token, so the server's rights apply; nothing that one caller learned is given to another.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,6 +31,7 @@ from memstream.client import Client
 from memstream.errors import InvalidArgument
 from memstream.mcp.operator import OperatorTools
 from memstream.mcp.server import Context
+from memstream.mcp.turns import Turns
 from memstream.names import memory_name
 from memstream.projects import PLACEHOLDER, directory_of, fill_project
 
@@ -55,6 +57,7 @@ class OneMemory:
 
     def __init__(self, client: Client, path: str, target: str) -> None:
         self._client, self._path, self._target = client, path, target
+        self._turns = Turns()
         self._tools: dict[str, OperatorTools] = {}
         client.memory(path.replace(PLACEHOLDER, "project"))  # raises InvalidArgument
 
@@ -67,7 +70,7 @@ class OneMemory:
                     state["memstream.path"] = fill_project(path, await _host_directory(context))
             path = state["memstream.path"]
         if path not in self._tools:
-            self._tools[path] = OperatorTools(self._client, path, self._target)
+            self._tools[path] = OperatorTools(self._client, path, self._target, self._turns)
         return self._tools[path]
 
 
@@ -76,18 +79,20 @@ class MemoryOfCaller:
 
     def __init__(self, client: Client, path: str, target: str) -> None:
         self._client, self._path, self._target = client, path, target
+        self._turns = Turns()
 
     async def __call__(self, context: Context) -> OperatorTools:
         request = context.request
         assert request is not None, "served over HTTP"
-        path, user = self._path, request.scope.get("user")
+        path, user, caller = self._path, request.scope.get("user"), ""
         if isinstance(user, AuthenticatedUser):
+            caller = json.dumps([user.access_token.client_id, user.access_token.subject])
             if user.access_token.claims is not None:  # of OAuth; the one token of --http-token-file is ours alone
                 _CALLER_TOKEN.set(user.access_token.token)
             path = _CLAIM.sub(lambda found: _claim_name(found[1], user.access_token), path) if path != URL else path
         if path == URL:
             path = "{namespace}/{memory}".format(**request.path_params)
-        return OperatorTools(self._client, path, self._target)
+        return OperatorTools(self._client, path, self._target, self._turns, caller)
 
 
 def depends_on_request(path: str) -> bool:

@@ -155,16 +155,33 @@ class Recollections(Result):
 
 
 class TurnContext(Result):
-    """What to know before answering a question."""
+    """What to know before answering a question. `after`: for the next call.
+
+    Of a call with `after`, `context` is what is new since, and `withdrawn` has the numbers of memories that are gone.
+    `unknown_after`: that was not known, so `context` is the whole one.
+    """
 
     memory: str
     context: str
     tokens: int
     weak: bool = False
     incomplete: str = ""
+    withdrawn: list[int] = []
+    unknown_after: str = ""
+    after: str = ""
 
     def text(self) -> str:
-        return self.context + (f"incomplete: {self.incomplete}\n" if self.incomplete else "")
+        lines = (
+            [] if self.context else ["nothing is known about this" if self.weak else "nothing new is known about this"]
+        )
+        if self.withdrawn:
+            lines.append(f"withdrawn, do not use: {', '.join(f'[{number}]' for number in self.withdrawn)}")
+        if self.incomplete:
+            lines.append(f"incomplete: {self.incomplete}")
+        if self.unknown_after:
+            lines.append(f"after={_one_line(self.unknown_after)} is not known any more: this is the whole context")
+        lines.append(f"next: after={self.after}")
+        return "".join([self.context, *(f"{line}\n" for line in lines)])
 
     def structure(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_defaults=True, exclude={"context"})

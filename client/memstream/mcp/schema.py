@@ -73,6 +73,13 @@ TimeZone = Annotated[str, Field(description="The user's, for dates: Europe/Berli
 RecallLimit = Annotated[int, BeforeValidator(_number_alone), Field(ge=1, le=RECALL_MAX, description="Default 10.")]
 Talk = Annotated[str, Field(description="NAMESPACE/NAME of a conversation whose end belongs to the text.")]
 BlockNames = Annotated[list[str] | None, Field(max_length=20, description="Names of blocks that belong to the text.")]
+SummaryName = Annotated[
+    str, Field(description="Name of a block in place of the messages of the conversation that are cut.")
+]
+AfterTurn = Annotated[
+    str,
+    Field(description="As the last context that you still see ended: only what is new comes. Leave it out for all."),
+]
 TokenBudget = Annotated[
     int, BeforeValidator(_number_alone), Field(ge=100, le=100_000, description="Most tokens of the text. Default 2000.")
 ]

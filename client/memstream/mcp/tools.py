@@ -35,6 +35,7 @@ from memstream.mcp.results import (
 from memstream.mcp.schema import (
     FORGET_MAX,
     After,
+    AfterTurn,
     All,
     AsOf,
     BlockNames,
@@ -59,6 +60,7 @@ from memstream.mcp.schema import (
     Session,
     Since,
     Speaker,
+    SummaryName,
     Talk,
     TimeZone,
     TokenBudget,
@@ -71,6 +73,7 @@ from memstream.mcp.schema import (
     With,
     Words,
 )
+from memstream.mcp.turns import Turn, Turns
 from memstream.times import read_time
 from memstream.values import AckLevel, Filter, Fragment, MetadataValue, Observation, RecallOptions, Role, Truth
 
@@ -86,11 +89,23 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 
 
 class Tools:
-    """The tools of one memory for one host; `advice` turns a MemstreamError of theirs into text for the model."""
+    """The tools of one memory for one host; `advice` turns a MemstreamError of theirs into text for the model.
 
-    def __init__(self, client: Client, path: str, target: str = "the server") -> None:
+    `turns`: what its hosts have of contexts; only those of `caller` are found.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        path: str,
+        target: str = "the server",
+        turns: Turns | None = None,
+        caller: str = "",
+    ) -> None:
         self.path = client.memory(path).path
         self._client = client
+        self._turns = turns if turns is not None else Turns()
+        self._caller = caller
         self._target = target
         self._ids: dict[str, str] = {}
         """Whole ids by their ends, as far as this host saw them; empty: of several ids."""
@@ -246,19 +261,41 @@ class Tools:
         question: Query,
         conversation: Talk = "",
         blocks: BlockNames = None,
+        summary: SummaryName = "",
         budget: TokenBudget = 2_000,
+        after: AfterTurn = "",
         time_zone: TimeZone = "",
         memory: Memory = "",
     ) -> TurnContext:
         """What to know before a turn, as one text within a budget: blocks, the end of a conversation, and what is
         remembered about the question, with dates. Call it once when a task or a conversation begins, with what it is
-        about; use recall for single questions."""
+        about, and again with after when the subject changes; use recall for single questions."""
         path = self._resolve_memory(memory)
-        named = [name if "#" in name else f"{path}#{name}" for name in blocks or ()]
+        key = (self._caller, path, conversation)
+        known = self._turns.find(*key, after) if after else None
         made = await self._client.context(
-            [path], question, conversation=conversation, blocks=named, budget=budget, time_zone=time_zone
+            [path],
+            question,
+            conversation=conversation,
+            blocks=[_block_path(path, name) for name in blocks or ()],
+            summary=_block_path(path, summary) if summary else None,
+            budget=budget,
+            after=known.position if known is not None else None,
+            time_zone=time_zone,
         )
-        return TurnContext(memory=path, context=made.text, tokens=made.tokens, weak=made.weak, incomplete=made.degraded)
+        turn = Turn.of_context(made)
+        self._turns.keep(turn, *key, turn.handle)
+        new = made.parts if known is None else known.find_new(made)
+        return TurnContext(
+            memory=path,
+            context="".join(part.text for part in new),
+            tokens=sum(part.tokens for part in new),
+            weak=made.weak,
+            incomplete=made.degraded,
+            withdrawn=known.find_withdrawn(made) if known is not None else [],
+            unknown_after=after if known is None else "",
+            after=turn.handle,
+        )
 
     async def forget(
         self,
@@ -376,6 +413,10 @@ def _observation(
         importance=importance,
         metadata=given,
     )
+
+
+def _block_path(memory: str, name: str) -> str:
+    return name if "#" in name else f"{memory}#{name}"
 
 
 def _filter(
