@@ -1,6 +1,7 @@
 """Turns of an agent by Context: what a prompt cache reads, the evidence against a fresh recall, and the time.
 
     python benchmarks/context_turns.py --locomo FILE | --beam GIT [--turns N] [--budget TOKENS] [--limit N] [--blocks N]
+        [--summary]
 
 FILE: conversations with questions in LoCoMo's form. GIT: the git directory of a copy of the repository
 mohammadtavakoli78/BEAM, of which chats 1 to 6 are taken. Each conversation becomes a memory; its questions are asked as
@@ -9,6 +10,11 @@ turn first or second. A token that the cache reads costs 0.1, a written one 1.25
 lost if a recall that is not weak finds a gold message, and the text has neither it nor its words. A long memory is cut
 to some sentences: of the words that the expected answer and the recalled gold messages have and the question has not,
 "answer's words" is the share that the text before the question has.
+
+--summary: the same turns again, in a conversation that feeds a memory of its own. A block of that memory keeps itself
+from the conversation's messages without an LLM, and is the summary of what is cut. "with summary" counts the turns that
+show it, "cuts" those in which the tail was cut, and "other breaks" those whose text does not begin with the last one
+for another reason.
 """
 
 from __future__ import annotations
@@ -30,17 +36,21 @@ from typing import Any
 from served import BenchServer
 
 import memstream
-from memstream import Observation
+from memstream import ContextReason, Observation, PartKind
 
 READ, WRITTEN = 0.1, 1.25
 BATCH = 100
 CHATS = range(1, 7)
 COLUMNS = (
     *("talk", "turns", "tokens a turn", "read from cache", "cost", "gold recalled", "gold in text", "lost"),
-    "answer's words",
+    *("answer's words", "with summary", "cuts", "other breaks"),
     *("context p50 ms", "recall p50 ms", "ratio"),
 )
 CONTENT_MAX = 60_000
+RECALL, PLAIN, SUMMARY = "recall", "", ", summary"
+"""What a turn does; the last two name arms in the table."""
+SUMMARY_QUESTION = "What was asked, and what was the answer?"
+SUMMARY_LIMIT = 20
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,9 @@ class Sums:
     lost: int = 0
     words: int = 0
     words_kept: int = 0
+    summed: int = 0
+    cuts: int = 0
+    broken: int = 0
     context_s: list[float] = field(default_factory=list)
     recall_s: list[float] = field(default_factory=list)
 
@@ -85,13 +98,23 @@ class Sums:
             f"| {name} | {self.turns} | {self.tokens / self.turns:.0f} | {self.unchanged / self.tokens:.2f} "
             f"| {self.cost / self.tokens:.3f} | {self.recalled / max(1, self.gold):.3f} "
             f"| {self.shown / max(1, self.gold):.3f} | {self.lost / max(1, self.gold):.3f} "
-            f"| {self.words_kept / max(1, self.words):.3f} "
+            f"| {self.words_kept / max(1, self.words):.3f} | {self.summed} | {self.cuts} | {self.broken} "
             f"| {context_ms:.1f} | {recall_ms:.1f} | {ratio:.2f} |"
         )
 
     def add(self, other: Sums) -> None:
         for name in self.__dataclass_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass
+class Arm:
+    """A conversation of an agent with its contexts. `summary`: path of a block; empty: none."""
+
+    chat: memstream.Conversation
+    summary: str = ""
+    turn: memstream.Context | None = None
+    sums: Sums = field(default_factory=Sums)
 
 
 def load_locomo(file: Path) -> Iterator[Talk]:
@@ -165,52 +188,75 @@ async def fill_memory(client: memstream.Client, talk: Talk) -> tuple[memstream.M
     return memory, keys
 
 
-async def measure_talk(
-    client: memstream.Client, talk: Talk, turns: int, budget: int, limit: int | None, memory_tokens: int, blocks: int
-) -> Sums:
-    """The turns of one conversation."""
+async def measure_talk(client: memstream.Client, talk: Talk, given: argparse.Namespace) -> dict[str, Sums]:
+    """The turns of one conversation by arm: without a summary, and with one if that is asked for."""
     memory, keys = await fill_memory(client, talk)
-    for number in range(blocks):
+    for number in range(given.blocks):
         await memory.blocks.put(f"block-{number}", "I answer shortly and name the day. " * 8)
     words = {key: " ".join(str(made.body).casefold().split()) for key, made in talk.said}
-    chat = client.conversation(f"bench/{talk.name}-chat")
+    arms = {PLAIN: Arm(client.conversation(f"bench/{talk.name}-chat"))}
+    if given.summary:
+        arms[SUMMARY] = await begin_summary(client, talk)
     now = max(made.observe_time for _, made in talk.said if made.observe_time) + timedelta(days=1)
-    sums, turn = Sums(), None
-    for number in range(turns):
+    for number in range(given.turns):
         question = talk.questions[number % len(talk.questions)]
         text = question.text if number < len(talk.questions) else f"{question.text} Once more."
         found: memstream.Answer | None = None
-        for step in ("recall", "context") if number % 2 else ("context", "recall"):
+        recall_s = 0.0
+        steps = [RECALL, *arms]
+        for step in steps[number % len(steps) :] + steps[: number % len(steps)]:
             begun = time.perf_counter()
-            if step == "recall":
+            if step == RECALL:
                 found = await memory.recall_once(
-                    text, limit=limit, now=now, reinforce=False, omit_working_memory=True, session=chat.name
+                    text,
+                    limit=given.limit,
+                    now=now,
+                    reinforce=False,
+                    omit_working_memory=True,
+                    session=arms[PLAIN].chat.name,
                 )
-                sums.recall_s.append(time.perf_counter() - begun)
+                recall_s = time.perf_counter() - begun
             else:
-                turn = await client.context(
+                arm = arms[step]
+                arm.turn = await client.context(
                     [memory.path],
                     text,
-                    conversation=chat.path,
-                    blocks=[f"{memory.path}#block-{number}" for number in range(blocks)],
-                    budget=budget,
-                    after=turn,
-                    limit=limit,
-                    memory_tokens=memory_tokens,
+                    conversation=arm.chat.path,
+                    blocks=[f"{memory.path}#block-{number}" for number in range(given.blocks)],
+                    summary=arm.summary or None,
+                    budget=given.budget,
+                    after=arm.turn,
+                    limit=given.limit,
+                    memory_tokens=given.memory_tokens,
                     now=now,
                     reinforce=False,
                 )
-                sums.context_s.append(time.perf_counter() - begun)
+                arm.sums.context_s.append(time.perf_counter() - begun)
         assert found is not None
-        assert turn is not None
-        count_turn(sums, turn, found, question, keys, words)
-        await chat.append_messages(
-            [
-                memstream.NewMessage(role="user", content=text),
-                memstream.NewMessage(role="assistant", content=question.answer or "I do not know."),
-            ]
-        )
-    return sums
+        for arm in arms.values():
+            assert arm.turn is not None
+            arm.sums.recall_s.append(recall_s)
+            count_turn(arm.sums, arm.turn, found, question, keys, words)
+            await arm.chat.append_messages(
+                [
+                    memstream.NewMessage(role="user", content=text),
+                    memstream.NewMessage(role="assistant", content=question.answer or "I do not know."),
+                ]
+            )
+    return {name: arm.sums for name, arm in arms.items()}
+
+
+async def begin_summary(client: memstream.Client, talk: Talk) -> Arm:
+    """A conversation that feeds a memory of its own, so that both arms recall the same, and a block there that keeps
+    itself from the conversation's messages."""
+    diary = await client.create_memory(f"bench/{talk.name}-diary", kind="long_term")
+    chat = client.conversation(f"bench/{talk.name}-summed")
+    await chat.update(create=True, feed_memory=diary.name)
+    of_chat = memstream.Filter(sessions=[chat.name])
+    await diary.blocks.keep(
+        "summary", SUMMARY_QUESTION, filter=of_chat, limit=SUMMARY_LIMIT, min_interval=timedelta(seconds=1)
+    )
+    return Arm(chat, f"{diary.path}#summary")
 
 
 def count_turn(
@@ -225,6 +271,10 @@ def count_turn(
     sums.turns += 1
     sums.tokens += turn.tokens
     sums.unchanged += turn.unchanged_tokens
+    sums.summed += any(part.kind is PartKind.SUMMARY for part in turn.parts)
+    is_cut = any(one.kind is PartKind.MESSAGE and one.reason is ContextReason.BUDGET for one in turn.broken_by)
+    sums.cuts += is_cut
+    sums.broken += bool(turn.broken_by) and not is_cut
     sums.cost += READ * turn.unchanged_tokens + WRITTEN * (turn.tokens - turn.unchanged_tokens)
     text = " ".join(turn.text.casefold().split())
     shown = {keys.get(one.fragment_id, "") for one in turn.citations}
@@ -250,18 +300,17 @@ def find_words(text: str) -> set[str]:
 async def run(given: argparse.Namespace) -> None:
     """Prints the table."""
     talks = [*(load_locomo(given.locomo) if given.locomo else ()), *(load_beam(given.beam) if given.beam else ())]
-    total = Sums()
+    totals: dict[str, Sums] = {}
     print(f"| {' | '.join(COLUMNS)} |")
     print(f"|{'---|' * len(COLUMNS)}")
     with tempfile.TemporaryDirectory() as folder, BenchServer(Path(folder)) as server:
         async with memstream.connect(server.address) as client:
             for talk in talks:
-                sums = await measure_talk(
-                    client, talk, given.turns, given.budget, given.limit, given.memory_tokens, given.blocks
-                )
-                print(sums.row(talk.name), flush=True)
-                total.add(sums)
-    print(total.row("all"))
+                for name, sums in (await measure_talk(client, talk, given)).items():
+                    print(sums.row(f"{talk.name}{name}"), flush=True)
+                    totals.setdefault(name, Sums()).add(sums)
+    for name, sums in totals.items():
+        print(sums.row(f"all{name}"))
 
 
 def main() -> None:
@@ -274,6 +323,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--memory-tokens", type=int, default=0)
     parser.add_argument("--blocks", type=int, default=0)
+    parser.add_argument("--summary", action="store_true", help="the same turns again, with a summary of what is cut")
     asyncio.run(run(parser.parse_args()))
 
 
