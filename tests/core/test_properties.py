@@ -51,9 +51,12 @@ class CheckedMemory(CoreMemory):
 
     def _keep_anchors(self, before: State, after: State) -> None:
         changed, released = anchors_changed(before, after)
-        self.anchors |= {held.fragment.id: held for held in changed}
-        for id_ in released:
-            del self.anchors[id_]
+        for now, was in changed:
+            known = self.anchors.get(now.fragment.id)
+            assert (known is None) == (was is None)
+            self.anchors[now.fragment.id] = now
+        for gone in released:
+            del self.anchors[gone.fragment.id]
         held = self.held()
         assert self.anchors.keys() == held.keys()
         for id_, anchor in self.anchors.items():

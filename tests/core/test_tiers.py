@@ -65,15 +65,15 @@ def test_imported_insight_does_not_count_to_reflection() -> None:
 def test_moved_anchor_is_not_written() -> None:
     waiting = replace(DEFAULT, sensory=replace(DEFAULT.sensory, capacity=1))
     first = observe(EMPTY, newcomer("a"), waiting, 0.8)
-    assert [held.fragment.id for held in anchors_changed(EMPTY, first.state)[0]] == ["a"]
+    assert [held.fragment.id for held, _ in anchors_changed(EMPTY, first.state)[0]] == ["a"]
     second = observe(first.state, newcomer("b", NORTH), waiting, 0.8)
     assert [event.fragment for event in second.events if event.type is EventType.ADMITTED] == ["a", "b"]
     changed, released = anchors_changed(first.state, second.state)
-    assert ([held.fragment.id for held in changed], released) == (["b"], ())
+    assert ([held.fragment.id for held, _ in changed], released) == (["b"], [])
 
 
 def test_promoted_anchors_are_released() -> None:
     first = observe(EMPTY, newcomer("a"), EAGER, 0.8)
     second = observe(first.state, newcomer("b"), EAGER, 0.8)
     changed, released = anchors_changed(first.state, second.state)
-    assert ([held.fragment.id for held in changed], released) == (["b"], ("a",))
+    assert ([held.fragment.id for held, _ in changed], [held.fragment.id for held in released]) == (["b"], ["a"])

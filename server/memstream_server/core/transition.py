@@ -73,19 +73,20 @@ def _unique_ids(ids: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def anchors_changed(before: State, after: State) -> tuple[tuple[Held, ...], tuple[str, ...]]:
-    """(held fragments whose vector or enhancements changed, ids no longer held): what a commit writes of the tiers.
+def anchors_changed(before: State, after: State) -> tuple[list[tuple[Held, Held | None]], list[Held]]:
+    """What a commit writes of the tiers: fragments whose vector or enhancements changed, each with what was held of it
+    before, and what is no longer held.
 
     A fragment that only moved from sensory to short-term is unchanged.
     """
     old = {held.fragment.id: held for held in (*before.sensory, *before.short_term)}
     new = {held.fragment.id: held for held in (*after.sensory, *after.short_term)}
     changed = [
-        held
+        (held, was)
         for id_, held in new.items()
         if (was := old.get(id_)) is not held and (was is None or _is_changed(was, held))
     ]
-    return tuple(changed), tuple([id_ for id_ in old if id_ not in new])
+    return changed, [held for id_, held in old.items() if id_ not in new]
 
 
 def _is_changed(one: Held, other: Held) -> bool:

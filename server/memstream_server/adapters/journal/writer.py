@@ -70,7 +70,8 @@ class JointWork(Struct, Generic[T], frozen=True, eq=False):
 
 class _Write(Struct, frozen=True, eq=False):
     work: Work
-    rows: int
+    cost_s: float
+    """What it is expected to take, at the pace 1."""
     adds: bool
     """Whether it adds data, and is rejected when free space is low."""
     future: asyncio.Future[Any]
@@ -80,11 +81,6 @@ class _Write(Struct, frozen=True, eq=False):
     """Set for a write of a small request."""
     account: Account
     """Who pays."""
-
-    @property
-    def cost_s(self) -> float:
-        """What it is expected to take, at the pace 1."""
-        return WRITE_COST_S + self.rows * ROW_COST_S
 
     def expected_s(self, paces: Mapping[Account, float]) -> float:
         """What it is expected to take, at the pace of its caller."""
@@ -177,7 +173,7 @@ class Writer:
         turns = find_turns()
         ahead = None if turns is None else turns.begin_thread()
         account = ACCOUNT.get() or PAYER.get() or SERVER
-        write = _Write(work, rows, adds, future, memory, ahead, account)
+        write = _Write(work, WRITE_COST_S + rows * ROW_COST_S, adds, future, memory, ahead, account)
         with self._changed:
             self._note_principal(account)
             self._sections[-1].push(account, write)
@@ -456,13 +452,14 @@ def _run_works(connection: Connection, works: Sequence[Work], spent_s: list[floa
 def _failure_of(outcomes: Sequence[_Outcome], before: JournalError | None) -> JournalError | None:
     """Why the storage took no write of a group; None once it took one that adds rows. What adds none may have written
     nothing: below the reserve of space such writes are taken, and in a read-only database those that only read."""
+    taken = False
     for outcome in outcomes:
         if isinstance(outcome.error, WriteRefused):
             return outcome.error
         if isinstance(outcome.error, OutcomeUnknown):
             return before if isinstance(before, WriteRefused) else outcome.error
-    taken = (outcome.write for outcome in outcomes if outcome.error is None)
-    return None if any(isinstance(write, _Write) and write.adds for write in taken) else before
+        taken |= outcome.error is None and isinstance(outcome.write, _Write) and outcome.write.adds
+    return None if taken else before
 
 
 def _copy_error(error: JournalError) -> JournalError:

@@ -54,7 +54,7 @@ from memstream_server.ports.journal.errors import (
 )
 from memstream_server.ports.journal.reading import LoadedMemory
 from memstream_server.ports.journal.records import Recorded
-from memstream_server.ports.journal.writing import Commit, Outcome
+from memstream_server.ports.journal.writing import Outcome
 
 if TYPE_CHECKING:
     from memstream_server.engine.runtime.dependencies import EngineEvents, EngineModels, Runtime, Storage
@@ -188,8 +188,8 @@ class Actor:
         async with self._deciding:
             with paid_by(batches[0].origin):
                 prepared = await self._prepare_batches(batches)
-                outcomes, decision, commit = await self._decide_batches(prepared)
-                await self._commit_decision(decision, commit)
+                outcomes, decision = await self._decide_batches(prepared)
+                await self._commit_decision(decision)
         self.producers.mark_stored(batches, outcomes, self.revision)
 
     async def run(self, decide: Decide) -> int:
@@ -262,7 +262,7 @@ class Actor:
             deciding = work.decide(self)
             decision = await deciding if inspect.isawaitable(deciding) else deciding
             if decision is not None:
-                await self._commit_decision(*await self._commit_of(decision))
+                await self._commit_decision(decision)
         except EngineError as error:
             _set_error(work.done, error)
         except NamespaceFull as error:
@@ -284,8 +284,8 @@ class Actor:
     async def _store_batches(self, prepared: _Prepared) -> None:
         while True:
             try:
-                outcomes, decision, commit = await self._decide_batches(prepared)
-                await self._commit_decision(decision, commit)
+                outcomes, decision = await self._decide_batches(prepared)
+                await self._commit_decision(decision)
                 break
             except WriteRefused as error:  # the transaction changed nothing
                 log.warning("storage_refuses_writes", memory=self.uid, error=error)
@@ -293,7 +293,7 @@ class Actor:
         self._prepare_slots.release()
         self.producers.mark_stored(prepared.batches, outcomes, self.revision)
 
-    async def _decide_batches(self, prepared: _Prepared) -> tuple[dict[int, Outcome], Decision, Commit]:
+    async def _decide_batches(self, prepared: _Prepared) -> tuple[dict[int, Outcome], Decision]:
         known = await read_known(self.working, prepared.gathered, self.storage)
         wanted = [one for batch in prepared.batches if batch.receipt.related for one in batch.receipt.fragments]
         related = (
@@ -304,8 +304,7 @@ class Actor:
         decision, outcomes = await decide_observations(
             self.working, prepared.batches, prepared.gathered, known, self.models, self.runtime, related
         )
-        decision = decision.with_cost(prepared.account, Purpose.IMPORTANCE)
-        return outcomes, *await self._commit_of(decision)
+        return outcomes, decision.with_cost(prepared.account, Purpose.IMPORTANCE)
 
     async def _wait_for_disk_space(self) -> None:
         """Pause until the disk may have space again, and run other decisions meanwhile: those that add data fail too,
@@ -321,8 +320,8 @@ class Actor:
         if isinstance(item, _Work):
             await self._run_work(item)
 
-    async def _commit_of(self, decision: Decision) -> tuple[Decision, Commit]:
-        """The commit of a decision, and the decision with its additional jobs and what its departures do to chains."""
+    async def _commit_decision(self, decision: Decision) -> None:
+        """Settle what a decision does to chains, merged texts and suspicions, commit it, then show it."""
         working, step = self.working, decision.transition
         if step is not None and (working.links or EventType.SUPERSEDED in [event.type for event in step.events]):
             decision = await settle_decision(working, decision, self.storage, self.runtime)
@@ -331,22 +330,20 @@ class Actor:
         asked = working.record.policy.conflicts
         if working.suspicions or (asked.suspect and asked.ask_llm):
             decision = await settle_suspicions(working, decision, self.storage, self.models, self.runtime)
-        return decision, await commit_of(working, decision, self.models, self.runtime)
-
-    async def _commit_decision(self, decision: Decision, commit: Commit) -> None:
-        if self.working.outdates_image(commit):  # before: a crash leaves no image of what the commit removes
-            self.working.forget_image()
+        commit = await commit_of(working, decision, self.models, self.runtime)
+        if working.outdates_image(commit):  # before: a crash leaves no image of what the commit removes
+            working.forget_image()
             await self.storage.images.remove(self.uid, durable=bool(commit.removed or commit.erased))
         started_s = self.runtime.clock.monotonic_s()
         await self.storage.journal.commit(commit)
         self.runtime.metrics.count_commit(self.runtime.clock.monotonic_s() - started_s)
-        before = self.working.state
-        self.working.apply_commit(commit, decision.transition)
+        before = working.state
+        working.apply_commit(commit, decision.transition)
         self._events.on_commit(self.uid, Recorded(commit.revision + 1, commit.time_us, commit.events), commit, before)
         revised, self._revised = self._revised, asyncio.Event()
         revised.set()
-        if self.working.pending_rows > UNSHOWN_MAX:
-            await self.working.show_rows()
+        if working.pending_rows > UNSHOWN_MAX:
+            await working.show_rows()
 
     async def _embed_merged(self, decision: Decision, transition: Transition) -> Decision:
         """Make terms and vectors for a merged text that became a fragment's content.

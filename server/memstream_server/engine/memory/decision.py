@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memstream_server.core.events import Event, EventType, ModelUse, Purpose, Reason
 from memstream_server.core.transition import Transition, anchors_changed
-from memstream_server.core.values import Fragment, Held, State, Tier, Vector
+from memstream_server.core.values import Fragment, Held, Tier, Vector
 from memstream_server.engine.memory.enrich import Embedded, EnrichedFragment
 from memstream_server.engine.runtime.call_context import PRINCIPAL
 from memstream_server.engine.runtime.turns import pause_if_due
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 ROWS_PER_SLICE = 128
 """Rows that are built in one step, about a millisecond."""
+_effects_of = attrgetter(*EFFECTS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,28 +69,27 @@ def account_of(record: MemoryRecord) -> Account:
 
 async def commit_of(working: WorkingSet, decision: Decision, models: EngineModels, runtime: Runtime) -> Commit:
     """The journal transaction of a decision on the memory's current working set, which only the caller changes."""
-    record, transition = working.record, decision.transition
-    before = working.state
-    after = transition.state if transition is not None else before
+    record, before = working.record, working.state
+    transition = decision.transition or Transition(before)
     other = models.embeddings.other_than(working.embedding.name)
-    held, released = anchors_changed(before, after) if transition is not None else ((), ())
+    held, released = anchors_changed(before, transition.state)
     time_us = runtime.clock.now_us() if decision.time_us is None else decision.time_us
     received: list[BatchReceipt] = []
-    waited: list[Batch] = []
+    waited: list[BatchReceipt] = []
     for batch in decision.batches:
         if batch.at_once:
             received.append(batch.receipt)
         else:
-            waited.append(batch)
+            waited.append(batch.receipt)
     kept_s = record.policy.history.version_retention_s
-    puts, removed = (transition.puts, transition.removed) if transition is not None else ((), ())
     rows: list[Row] = []
-    for start in range(0, len(puts), ROWS_PER_SLICE):
+    for start in range(0, len(transition.puts), ROWS_PER_SLICE):
         if start:
             await pause_if_due()
-        part = puts[start : start + ROWS_PER_SLICE]
+        part = transition.puts[start : start + ROWS_PER_SLICE]
         rows += _build_rows(working, decision, part, record.revision + 1, other)
-    added, index = _count_added(working, rows, removed), tuple(_list_index_entries(working, decision))
+    added = _count_added(working, rows, transition.removed)
+    index = tuple(_list_index_entries(working, transition, decision.gathered))
     if len(rows) > ROWS_PER_SLICE:
         await pause_if_due()
     return Commit(
@@ -96,23 +97,23 @@ async def commit_of(working: WorkingSet, decision: Decision, models: EngineModel
         epoch=record.epoch,
         revision=record.revision,
         time_us=time_us,
-        events=(transition.events if transition is not None else ()) + decision.events,
+        events=transition.events + decision.events,
         rows=tuple(rows),
-        removed=removed,
+        removed=transition.removed,
         added=added,
-        replaced=tuple(_list_replaced(working, decision)),
+        replaced=tuple(_list_replaced(working, decision, transition)),
         versions_max=record.policy.history.versions,
         versions_since_us=time_us - kept_s * 1_000_000 if kept_s else 0,
-        anchors=tuple(_build_anchors(working, decision, [one for one in held if _has_anchor(one)], other)),
-        released=_released_anchors(before, released),
+        anchors=tuple([_build_anchor(working, decision, one, was, other) for one, was in held if _has_anchor(one)]),
+        released=tuple([one.fragment.id for one in released if _has_anchor(one)]),
         receipts=tuple(received),
-        stored_positions=tuple([batch.receipt.position for batch in waited]),
+        stored_positions=tuple([receipt.position for receipt in waited]) if waited else (),
         producers=_stored_numbers(waited) if waited else (),
         index=index,
-        reflection_aggregate=after.reflection_aggregate,
+        reflection_aggregate=transition.state.reflection_aggregate,
         recall_receipts_max=(decision.policy or record.policy).history.receipts,
-        erased_evidence=_erased_evidence(decision),
-        **{name: getattr(decision, name) for name in EFFECTS},
+        erased_evidence=_erased_evidence(decision, transition),
+        **dict(zip(EFFECTS, _effects_of(decision), strict=True)),
     )
 
 
@@ -128,13 +129,11 @@ def _count_added(working: WorkingSet, rows: Sequence[Row], removed: Sequence[str
     return added
 
 
-def _erased_evidence(decision: Decision) -> tuple[str, ...]:
+def _erased_evidence(decision: Decision, transition: Transition) -> tuple[str, ...]:
     """The fragments whose content leaves for good by request or after the grace period, not by a tier's capacity."""
-    if decision.transition is None:
-        return decision.erased
     gone = [
         event.fragment
-        for event in decision.transition.events
+        for event in transition.events
         if event.type is EventType.ERASED or event.reason is Reason.CLEARED
     ]
     return tuple(dict.fromkeys((*decision.erased, *decision.forgotten_versions, *gone)))
@@ -169,10 +168,9 @@ def _computed_space(put: Fragment, part: EnrichedFragment, seen: Embedded | None
     return ""
 
 
-def _list_replaced(working: WorkingSet, decision: Decision) -> list[Replaced]:
+def _list_replaced(working: WorkingSet, decision: Decision, transition: Transition) -> list[Replaced]:
     """Existing fragments whose content or attributes the decision replaces, each once; not those of an erasure."""
-    transition = decision.transition
-    if transition is None or not working.record.policy.history.versions or decision.erased:
+    if not working.record.policy.history.versions or decision.erased:
         return []
     replacing: dict[str, EventType] = {}
     for event in transition.events:
@@ -211,32 +209,32 @@ def _other_space(part: EnrichedFragment, other: Embedding | None) -> Embedded | 
     return part.beside if kept else None
 
 
-def _list_index_entries(working: WorkingSet, decision: Decision) -> list[IndexEntry]:
+def _list_index_entries(
+    working: WorkingSet, transition: Transition, gathered: Mapping[str, EnrichedFragment]
+) -> list[IndexEntry]:
     """Long-term fragments with a vector that is new to the index, and those to delete from it."""
-    if decision.transition is None:
-        return []
     uid, found = working.record.uid, list[IndexEntry]()
-    for put in decision.transition.puts:
+    for put in transition.puts:
         if put.tier is Tier.LONG_TERM and put.model:
             new = working.tier_of(put.id) is not Tier.LONG_TERM
             if put.forget_time_us is not None:
                 found.append(IndexEntry(uid, put.id, delete=True))
-            elif new or put.id in decision.gathered or working.is_forgotten(put.id):
+            elif new or put.id in gathered or working.is_forgotten(put.id):
                 found.append(IndexEntry(uid, put.id))
-        elif put.id in decision.gathered and working.tier_of(put.id) is Tier.LONG_TERM:
+        elif put.id in gathered and working.tier_of(put.id) is Tier.LONG_TERM:
             found.append(IndexEntry(uid, put.id, delete=True))  # the new text has no vector yet
-    for id_ in decision.transition.removed:
+    for id_ in transition.removed:
         if working.tier_of(id_) is Tier.LONG_TERM:
             found.append(IndexEntry(uid, id_, delete=True))
     return found
 
 
-def _stored_numbers(batches: Sequence[Batch]) -> tuple[tuple[str, int], ...]:
-    """Each producer with its last number that these batches bring to *stored*."""
+def _stored_numbers(receipts: Sequence[BatchReceipt]) -> tuple[tuple[str, int], ...]:
+    """Each producer with its last number that the commit of these receipts brings to *stored*."""
     out: dict[str, int] = {}
-    for batch in batches:
-        if batch.receipt.producer:
-            out[batch.receipt.producer] = max(out.get(batch.receipt.producer, 0), batch.receipt.last_sequence)
+    for receipt in receipts:
+        if receipt.producer:
+            out[receipt.producer] = max(out.get(receipt.producer, 0), receipt.last_sequence)
     return tuple(out.items())
 
 
@@ -244,18 +242,9 @@ def _has_anchor(held: Held) -> bool:
     return held.vector is not None or bool(held.enhancements)
 
 
-def _build_anchors(
-    working: WorkingSet, decision: Decision, held: Sequence[Held], other: Embedding | None
-) -> Iterator[Anchor]:
-    before = {one.fragment.id: one.vector for one in (*working.state.sensory, *working.state.short_term) if held}
-    for one in held:
-        anchor = _build_anchor(working, decision, one, other)
-        if anchor.beside is None and one.vector is not None and before.get(one.fragment.id) is one.vector:
-            anchor = replace(anchor, origin=Origin.KEPT)
-        yield anchor
-
-
-def _build_anchor(working: WorkingSet, decision: Decision, held: Held, other: Embedding | None) -> Anchor:
+def _build_anchor(
+    working: WorkingSet, decision: Decision, held: Held, was: Held | None, other: Embedding | None
+) -> Anchor:
     vector = None if held.vector is None else pack_vector(held.vector)
     part = decision.gathered.get(held.fragment.id)
     beside: tuple[str, bytes | None] | None = None
@@ -267,6 +256,8 @@ def _build_anchor(working: WorkingSet, decision: Decision, held: Held, other: Em
         origin_beside = Origin.GIVEN if seen is None else _find_origin(held, part, seen)
         if held.vector is part.embedded.content_vector:
             origin = _find_origin(held, part, part.embedded)
+    elif was is not None and held.vector is not None and was.vector is held.vector:
+        origin = Origin.KEPT
     return Anchor(held.fragment.id, vector, held.enhancements, working.embedding.name, beside, origin, origin_beside)
 
 
@@ -275,11 +266,6 @@ def _find_origin(held: Held, part: EnrichedFragment, embedded: Embedded) -> Orig
     if embedded.content_vector is embedded.vector:
         return Origin.INDEXED
     return Origin.CONTENT if embedded.computed and held.fragment.content == part.fragment.content else Origin.GIVEN
-
-
-def _released_anchors(before: State, released: Sequence[str]) -> tuple[str, ...]:
-    had = {held.fragment.id: held for held in (*before.sensory, *before.short_term)}
-    return tuple([id_ for id_ in released if _has_anchor(had[id_])])
 
 
 def pack_vector(vector: Vector) -> bytes:

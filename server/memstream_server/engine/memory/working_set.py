@@ -418,8 +418,10 @@ class WorkingSet:
             self.links.note(fragment)
         self.pending_rows += len(commit.rows)
         self.fragment_cache.put([row.fragment for row in commit.rows])
-        self._forget_words(commit)
-        self._forget_changed({row.fragment.id: row.fragment.content for row in commit.rows if row.replaces})
+        if commit.erased:
+            self._forget_words(commit)
+        if self._recalled:
+            self._forget_changed({row.fragment.id: row.fragment.content for row in commit.rows if row.replaces})
         if commit.removed:
             self.refresh_search()
             self._remove_fragments(commit.removed)
@@ -435,14 +437,13 @@ class WorkingSet:
             self.suspicions.resolve(done.newer, done.older, done.decision)
 
     def _forget_words(self, commit: Commit) -> None:
-        if commit.erased:
-            self.stale |= dict.fromkeys(commit.erased, commit.revision + 1)
-            for key in [key for key, (_, id_) in self._recalled.items() if id_ in self.stale]:
-                del self._recalled[key]
+        self.stale |= dict.fromkeys(commit.erased, commit.revision + 1)
+        for key in [key for key, (_, id_) in self._recalled.items() if id_ in self.stale]:
+            del self._recalled[key]
 
     def _forget_changed(self, contents: Mapping[str, str]) -> None:
         """Remove changed contents: repeating the old text is new information."""
-        if contents and self._recalled:
+        if contents:
             hashes = {id_: hash(content) for id_, content in contents.items()}
             for key in [key for key, (_, id_) in self._recalled.items() if hashes.get(id_, key[1]) != key[1]]:
                 del self._recalled[key]
