@@ -10,7 +10,7 @@ import pytest
 from memstream_server.engine.errors import JournalUnavailable, ProducerSuperseded, StorageIsFull
 from memstream_server.engine.memory.actor import Actor
 from memstream_server.engine.memory.ingest import AT_ONCE_MAX
-from memstream_server.engine.requests import AckLevel
+from memstream_server.engine.requests import AckLevel, RejectedObservation
 from tests.engine.assembled import NAMESPACE, Assembled, assembled, check, hasty, image_of
 from tests.engine.test_producers import LINES, contents, create, opened, parts, sent, words
 from tests.support.faulty_journal import Fault
@@ -53,6 +53,25 @@ async def test_waiting_for_stored_takes_one_commit(
     again = await sent(await opened(parts.engine), 1, LINES[: count + 1])  # repeats and one new observation
     assert (again.received, again.stored) == (count + 1, count + 1)
     assert await contents(parts.engine) == words(LINES[: count + 1])
+
+
+@pytest.mark.parametrize("accepted", [0, 2])
+async def test_refused_items_take_no_write_of_their_own(parts: Assembled, accepted: int) -> None:
+    refused = RejectedObservation(3, "INVALID_FIELD", "scripted", b"r" * 16)
+    items, count = [*LINES[:accepted], refused], accepted + 1
+    session = await opened(parts.engine)
+    writes(parts)
+    await session.submit(1, items, STORED)
+    progress = await session.wait_for_level(STORED, count)
+    assert (progress.received, progress.stored) == (count, count)
+    assert [one.sequence for one in progress.rejected] == [count]
+    assert writes(parts) == ["commit"]
+    again = await opened(parts.engine)
+    assert (again.opened.received, again.opened.stored) == (count, count)
+    await again.submit(1, items, STORED)
+    assert [one.sequence for one in again.take_progress().rejected] == [count]
+    await sent(again, count + 1, LINES[accepted : accepted + 1])
+    assert await contents(parts.engine) == words(LINES[: accepted + 1])
 
 
 async def in_the_commit(parts: Assembled) -> None:

@@ -272,7 +272,7 @@ class ObserveSession(SessionNews):
         producers, models, working = self._producers, self._actor.models, self._actor.working
         # A batch that waits for a server, a second model or other batches needs its receipt: it may wait for seconds.
         return (
-            not (producers.opening or batch.receipt.rejections)
+            not producers.opening
             and producers.backlog == producers.storing
             and sum(one.size for one in producers.waiting) + batch.size <= AT_ONCE_MAX
             and working.embedding.model.instant
@@ -357,14 +357,10 @@ class ObserveSession(SessionNews):
         self.add_rejections(await verify_repeats(self._actor.storage.journal, self._actor.uid, state, first, items))
 
     def _mark_received(self, batch: Batch) -> None:
-        state, receipt, runtime = self._state, batch.receipt, self._actor.runtime
-        self._producers.submitted.pop(receipt.position, None)
-        if receipt.rejections and state.session is not None:
-            state.session.add_rejections(receipt.rejections)
-        age_s = 0.0 if batch.arrived_s is None else runtime.clock.monotonic_s() - batch.arrived_s
-        runtime.metrics.count_received(batch.size, len(receipt.rejections), age_s)
+        self._producers.submitted.pop(batch.receipt.position, None)
+        self._producers.count_received(batch)
         # The session wakes first: the acknowledgement precedes the decision.
-        state.advance_levels(received=receipt.last_sequence)
+        self._state.advance_levels(received=batch.receipt.last_sequence)
         self._producers.backlog -= batch.size  # `queue_batch` adds it again
         self._actor.queue_batch(batch)
 

@@ -264,6 +264,14 @@ class Producers:
         if state.session is None and state.stored >= state.submitted and self.by_name.get(state.name) is state:
             del self.by_name[state.name]
 
+    def count_received(self, batch: Batch) -> None:
+        """The journal has this batch: count it, and give its rejections to the session."""
+        state, receipt = batch.producer, batch.receipt
+        if receipt.rejections and state is not None and state.session is not None:
+            state.session.add_rejections(receipt.rejections)
+        age_s = 0.0 if batch.arrived_s is None else self._runtime.clock.monotonic_s() - batch.arrived_s
+        self._runtime.metrics.count_received(batch.size, len(receipt.rejections), age_s)
+
     # ---- called by the actor
     def mark_stored(self, batches: Sequence[Batch], outcomes: dict[int, Outcome], revision: int) -> None:
         """The commit of this revision has these batches: notify their sessions and calls."""
@@ -273,7 +281,7 @@ class Producers:
             age_s = None if batch.arrived_s is None else self._runtime.clock.monotonic_s() - batch.arrived_s
             if batch.at_once:
                 self.storing -= batch.size
-                self._runtime.metrics.count_received(batch.size, 0, age_s or 0.0)
+                self.count_received(batch)
             self._runtime.metrics.count_stored(batch.size, age_s)
             if (waiter := self._answers.pop(_request_of(batch), None)) is not None:
                 waiter.set_result(None)
