@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 import grpc.aio
 
-from memstream.argument_types import Count, Position
+from memstream.argument_types import Count, Position, Several
 from memstream.arguments import check_methods
 from memstream.channel import Link, MemoryPath, iterate_pages, new_request_id
+from memstream.codec import scope_to_wire
 from memstream.filter_codec import filter_to_wire
 from memstream.following import Following
 from memstream.v1 import block_service_pb2 as pb
-from memstream.values import Filter, MetadataValue
+from memstream.values import Filter, MetadataValue, Scope
 from memstream.wiretypes import (
     duration_to_wire,
     encoding,
@@ -47,6 +48,12 @@ class StandingAnswer:
     """The revision of the memory up to which the text is known to hold; 0: not written yet. From get and list alone."""
     problem: str
     """Why the text is not up to date; empty: nothing is wrong. From get and list alone."""
+    scopes: tuple[str, ...] = ()
+    """Paths of the memories that are asked; empty: the block's own."""
+    cited_memories: tuple[tuple[str, ...], ...] = ()
+    """With scopes: the path of the memory of each cited fragment, in the order of `citations`."""
+    revisions: Mapping[str, int] = field(default_factory=dict[str, int])
+    """With scopes, in place of `revision`: of each memory that there was, by path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +182,7 @@ class Blocks:
         name: str,
         question: str,
         *,
+        scopes: Several[str | Scope] = (),
         instructions: str = "",
         filter: Filter | None = None,
         limit: Count | None = None,
@@ -188,13 +196,19 @@ class Blocks:
         """Lets a block keep itself; creates it if necessary. The server recalls the question after commits, and writes
         the block again when what it finds has changed: with an LLM its answer, else the memories, a line for each.
 
-        instructions: how an LLM is to write. min_interval: between two versions, unless a memory that the text was made
-        of is gone or has changed; 10 s if None. The other arguments are those of `put` and `recall_once`.
+        scopes: the memories that are asked instead of this one, as in `Client.recall_once`, each by its path or as a
+        `Scope` with `memory`. instructions: how an LLM is to write. min_interval: between two versions, unless a memory
+        that the text was made of is gone or has changed; 10 s if None. The other arguments are those of `put` and
+        `recall_once`.
         """
         with encoding("block"):
             request = self._make_put(name, max_tokens)
             asked = pb.StandingQuestion(
-                text=question, instructions=instructions, limit=limit, min_relevance=min_relevance
+                text=question,
+                instructions=instructions,
+                limit=limit,
+                min_relevance=min_relevance,
+                scopes=map(scope_to_wire, scopes),
             )
             if filter is not None:
                 asked.filter.CopyFrom(filter_to_wire(filter))
@@ -355,4 +369,7 @@ def _read_standing(wire: pb.StandingAnswer) -> StandingAnswer:
         model=wire.model,
         revision=wire.revision,
         problem=wire.problem,
+        scopes=tuple(scope.memory for scope in asked.scopes),
+        cited_memories=tuple(tuple(line.memories) for line in wire.citations) if asked.scopes else (),
+        revisions=dict(wire.revisions),
     )

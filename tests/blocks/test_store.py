@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from memstream_server.adapters.journal import SqlJournal
 from memstream_server.engine.background.standing_blocks import find_own_due
 from memstream_server.ports.blocks import (
+    NO_REVISION,
+    AskedMemory,
     Block,
     BlockContent,
     BlockDiffers,
@@ -23,12 +26,13 @@ from memstream_server.ports.blocks import (
     SourcesChanged,
     StandingAnswer,
     StandingQuestion,
+    StandingScope,
     StandingState,
     Writing,
 )
 from memstream_server.ports.journal.errors import AnswerExists
 from memstream_server.ports.journal.records import Answer
-from tests.journal.samples import record
+from tests.journal.samples import fragment, record, row, transition
 from tests.support import journals
 
 JOY = MemoryName("comedy", "joy")
@@ -227,8 +231,62 @@ async def test_rounds_serve_all_blocks_that_are_always_due(journal: SqlJournal) 
 
 
 async def test_text_made_of_what_is_gone_is_not_written(journal: SqlJournal) -> None:
-    made = Writing(1_000, "key:ann", 9, 9, StandingState(), {"f1": "gone"})
+    made = Writing(1_000, "key:ann", 9, 9, StandingState(), {"u1": {"f1": "gone"}})
     with pytest.raises(SourcesChanged):
         await journal.blocks.write_block(PERSONA, standing("gone"), made)
     with pytest.raises(NoBlock):
         await journal.blocks.get_block(PERSONA)
+
+
+USER = MemoryName("comedy", "user")
+
+
+def made_of_user(text: str) -> Decide:
+    question = StandingQuestion("Who is Bob?", scopes=(StandingScope(USER, b""),))
+    answer = StandingAnswer(question, sources=(fragment(1).id,), memories=(str(USER),), digest=b"x")
+    return lambda _old: BlockContent(text, standing=answer)
+
+
+async def test_versions_made_of_another_memory_end_with_it(journal: SqlJournal) -> None:
+    await journal.create_memory(record("u2", "user"), ())
+    await journal.own_memory("u2")
+    await journal.commit(replace(transition(1, rows=(row(fragment(1)),), added=1), memory="u2"))
+    holds = StandingState(NO_REVISION, 0, None, "", (AskedMemory(USER, "u2", 2),))
+    sources = {"u2": {fragment(1).id: fragment(1).content}}
+    made = Writing(1_000, "key:ann", 9, 2, holds, sources)
+    for text in ("first", "second"):
+        await journal.blocks.write_block(PERSONA, made_of_user(text), made)
+    await journal.blocks.write_block(PERSONA, made_of_user("copied"), replace(made, sources=None))  # prunes the first
+    assert (await journal.blocks.get_block(PERSONA)).state == holds
+    assert (await journal.blocks.find_due(1_000, 9)).each == ()
+    await journal.delete_memory("u2")
+    assert [one.content.text for one in await journal.blocks.list_versions(PERSONA, None, 9)] == [""]
+    assert (await journal.blocks.find_due(1_000, 9)).each == (("u1", "persona"),)
+
+
+async def test_question_follows_the_name_of_a_memory(journal: SqlJournal) -> None:
+    await journal.blocks.write_block(PERSONA, made_of_user(""), writing())
+
+    async def settle() -> bool:
+        """Whether the block was due; it no longer is."""
+        due = (await journal.blocks.find_due(1_000, 9)).each
+        asked = await journal.blocks.read_asked("u1", "persona")
+        await journal.blocks.set_state("u1", "persona", StandingState(NO_REVISION, 0, asked=asked))
+        assert (await journal.blocks.find_due(1_000, 9)).each == ()
+        return due == (("u1", "persona"),)
+
+    assert await settle()
+    assert await journal.blocks.read_asked("u1", "persona") == (AskedMemory(USER),)
+    for uid in ("u2", "u3"):
+        await journal.create_memory(record(uid, "user"), ())
+        assert await settle()
+        assert await journal.blocks.list_standing() == {"u1", uid}
+        await journal.own_memory(uid)
+        await journal.commit(replace(transition(1), memory=uid))
+        assert await settle()
+        await journal.delete_memory(uid)
+        assert await settle()
+    await journal.create_memory(record("u4", "user"), ())
+    assert await settle()
+    await journal.blocks.forget_asked()
+    assert await settle()

@@ -527,7 +527,10 @@ def test_blocks_are_written_edited_and_deleted(server: ServerProcess) -> None:
     assert (stale.returncode, "was written since" in stale.stderr) == (1, True)
     assert (said(task, "--delete"), said(task, "--delete")) == (f"deleted {task}\n", f"there is no {task}\n")
     assert call("blocks", task, target=server.address).returncode == 4
-    for words in ((task, "--put", "x", "--delete"), ("blocks/joy", "--put", "x"), (task, "--max-tokens", "3")):
+    kept = said("blocks/joy#bob", "--keep", "Who is Bob?", "--ask", "blocks/joy", "--ask", "blocks/nobody", "--json")
+    assert json.loads(kept)["standing"]["scopes"] == ["blocks/joy", "blocks/nobody"]
+    wrong = ((task, "--put", "x", "--delete"), ("blocks/joy", "--put", "x"), (task, "--max-tokens", "3"))
+    for words in (*wrong, (task, "--ask", "blocks/joy")):
         assert call("blocks", *words, target=server.address).returncode == 2, words
 
 

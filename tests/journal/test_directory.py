@@ -196,7 +196,8 @@ def test_migration_removes_producers_of_request_ids(tmp_path: Path) -> None:
 
 
 def undo_feeds(connection: Connection) -> None:
-    connection.exec_driver_sql("DROP TABLE standing_blocks")
+    for table in ("standing_memories", "block_sources", "standing_blocks"):
+        connection.exec_driver_sql(f"DROP TABLE {table}")
     connection.exec_driver_sql("DROP INDEX blocks_sources")
     connection.exec_driver_sql("ALTER TABLE blocks DROP COLUMN sources")
     connection.exec_driver_sql("DROP INDEX states_parts")
@@ -341,6 +342,8 @@ def test_every_table_of_tenants_is_counted() -> None:
         "namespace_bytes",
         "event_fragments",
         "standing_blocks",
+        "standing_memories",
+        "block_sources",
     }
     assert {*byte_counts.COUNTED} | others == {*metadata.tables}
 

@@ -35,7 +35,13 @@ _EACH = {
     "blocks": 2,
 }
 """Rows per memory (or conversation); one in most other tables."""
-_FEW = {"operations": 5, "recall_receipts": 5, "standing_blocks": 10}
+_FEW = {
+    "operations": 5,
+    "recall_receipts": 5,
+    "standing_blocks": 10,
+    "standing_memories": 10,
+    "block_sources": 10,
+}
 """One row in so many memories."""
 _KEYED = "CAST(m AS BIGINT) * 4294967296 + i"
 _NAMED = "m || '-' || i"
@@ -60,6 +66,7 @@ _VALUES = {
     "fragment": _NAMED,
     "request": "'ns' || (m % 20) || '-' || " + _NAMED,
     "newer": _NAMED,
+    "source": "m",
     "older": "m || '-' || (i + 1)",
     "producer": "'p' || i",
     "tier": "CASE WHEN i < 9 THEN 'LONG_TERM' ELSE 'SHORT_TERM' END",
@@ -125,7 +132,9 @@ _BOUNDS = {  # statements that may scan a table, and what bounds the rows that e
     r"^UPDATE anchors SET vector=CASE": "the end of a re-embedding: all anchors",
     r"^SELECT count\(\*\) AS count_1 FROM vectors WHERE vectors.model": "the progress of a re-embedding: all vectors",
     r"^SELECT count\(\*\) AS count_1 FROM fragments$": "the progress of a re-embedding: all fragments",
-    r"FROM standing_blocks( JOIN memories|\))": "every few seconds: a row of each block that keeps itself",
+    r"FROM standing_blocks( JOIN memories|\))|^UPDATE standing_memories SET revision=\?$": (
+        "every few seconds: a row of each block that keeps itself; when rights change: of each memory that one asks"
+    ),
     r"max\(.*FROM namespace_bytes GROUP BY": "once a minute with a quota: a row of each namespace",
 }
 _BOUNDS_OF = {

@@ -17,6 +17,7 @@ from memstream_server.rpc.access import keys
 from memstream_server.rpc.access.peers import CALLER_HEADER
 from tests.server.conftest import check_log
 from tests.server.listing import contents
+from tests.server.test_standing_blocks import AT_ONCE, block_with, observe, versions
 from tests.support.certificates import Authority
 from tests.support.server import ServerProcess
 from tests.toolchains.fleet import Fleet
@@ -103,6 +104,25 @@ async def test_the_owner_applies_its_own_policy(guarded: Guarded) -> None:
             await client.memory("comedy/joy").observe_batch(["by the certificate"])
     async with guarded.connected(other, guarded.key) as client:
         await client.memory("comedy/joy").observe_batch(["by the key"])
+
+
+async def test_a_block_asks_memories_of_another_server_as_who_asked(guarded: Guarded) -> None:
+    one, two = guarded.start("one"), guarded.start("two")
+    async with guarded.connected(one) as here, guarded.connected(two) as there:
+        user = await here.create_memory("comedy/user", kind="long_term")
+        (tea,) = await observe(user, "Bob likes to drink tea")
+        agent = await there.create_memory("comedy/agent", kind="long_term")
+        await observe(agent, "Bob likes to drink coffee")
+        await agent.blocks.keep("drinks", "What does Bob drink?", scopes=[user.path, agent.path], min_interval=AT_ONCE)
+        block = await block_with(agent, lambda one: "tea" in one.text and "coffee" in one.text)
+        assert block.standing is not None
+        assert (block.principal, block.standing.problem) == (f"uri:{AGENT}", "")
+        assert set(block.standing.revisions) == {user.path, agent.path}
+        await here.finished(await user.erase_fragments([tea]))
+        assert not [text for text in await versions(agent) if "tea" in text]
+        assert "coffee" in (await block_with(agent, lambda one: one.text)).text
+        await observe(user, "Bob likes to drink water")
+        await block_with(agent, lambda one: "water" in one.text)
 
 
 async def test_only_peers_with_the_secret_may_name_the_caller(guarded: Guarded) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 import memstream.blocks
-from memstream.argument_types import Count, Position
+from memstream.argument_types import Count, Position, Several
 from memstream.arguments import check_methods
 from memstream.blocks import Block, BlockChange, BlockInfo
 from memstream.sync.bases import Handle, Iterated
 from memstream.sync.loop import LOOP
-from memstream.values import Filter, MetadataValue
+from memstream.values import Filter, MetadataValue, Scope
 
 
 @check_methods
@@ -52,6 +52,7 @@ class Blocks(Handle):
         name: str,
         question: str,
         *,
+        scopes: Several[str | Scope] = (),
         instructions: str = "",
         filter: Filter | None = None,
         limit: Count | None = None,
@@ -65,13 +66,16 @@ class Blocks(Handle):
         """Lets a block keep itself; creates it if necessary. The server recalls the question after commits, and writes
         the block again when what it finds has changed: with an LLM its answer, else the memories, a line for each.
 
-        instructions: how an LLM is to write. min_interval: between two versions, unless a memory that the text was made
-        of is gone or has changed; 10 s if None. The other arguments are those of `put` and `recall_once`.
+        scopes: the memories that are asked instead of this one, as in `Client.recall_once`, each by its path or as a
+        `Scope` with `memory`. instructions: how an LLM is to write. min_interval: between two versions, unless a memory
+        that the text was made of is gone or has changed; 10 s if None. The other arguments are those of `put` and
+        `recall_once`.
         """
         return LOOP.run(
             self._inner.keep(
                 name,
                 question,
+                scopes=scopes,
                 instructions=instructions,
                 filter=filter,
                 limit=limit,

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from memstream.v1 import fragment_pb2 as _fragment_pb2
+from memstream.v1 import scope_pb2 as _scope_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -26,7 +27,7 @@ class StandingQuestion(_message.Message):
     """A question to the memory, of which a block has the answer: a standing answer. The server recalls the question after
     commits, and writes the block again when what it finds has changed: with an LLM its answer, else the memories that it
     finds, a line for each. When a memory that the text was made of is erased, the text and the versions that were made of
-    it are erased in the same transaction.
+    it are erased in the same transaction, also if it is another memory's.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -37,6 +38,7 @@ class StandingQuestion(_message.Message):
     MIN_RELEVANCE_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     MIN_INTERVAL_FIELD_NUMBER: _builtins.int
+    SCOPES_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """What is recalled, as RecallQuery.text."""
     instructions: _builtins.str
@@ -55,6 +57,13 @@ class StandingQuestion(_message.Message):
         superseded or changed is written again at once. Unset: 10 s.
         """
 
+    @_builtins.property
+    def scopes(self) -> _containers.RepeatedCompositeFieldContainer[_scope_pb2.RecallScope]:
+        """The memories that are asked instead of the block's own, as RecallQuery.scopes: each with `memory`, without
+        `min_revision`. A memory that does not exist, or that who set the question may not recall now, is left out, and
+        `StandingAnswer.problem` names it. Setting them needs the right to recall each of them.
+        """
+
     def __init__(
         self,
         *,
@@ -64,10 +73,11 @@ class StandingQuestion(_message.Message):
         min_relevance: _builtins.float | None = ...,
         filter: _fragment_pb2.FragmentFilter | None = ...,
         min_interval: _duration_pb2.Duration | None = ...,
+        scopes: _abc.Iterable[_scope_pb2.RecallScope] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_min_relevance", b"_min_relevance", "filter", b"filter", "limit", b"limit", "min_interval", b"min_interval", "min_relevance", b"min_relevance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_min_relevance", b"_min_relevance", "filter", b"filter", "instructions", b"instructions", "limit", b"limit", "min_interval", b"min_interval", "min_relevance", b"min_relevance", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_min_relevance", b"_min_relevance", "filter", b"filter", "instructions", b"instructions", "limit", b"limit", "min_interval", b"min_interval", "min_relevance", b"min_relevance", "scopes", b"scopes", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
@@ -87,18 +97,24 @@ class LineCitation(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FRAGMENT_IDS_FIELD_NUMBER: _builtins.int
+    MEMORIES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def fragment_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The fragments."""
+
+    @_builtins.property
+    def memories(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The memory of each, as "namespace/memory"; empty without scopes: the block's own."""
 
     def __init__(
         self,
         *,
         fragment_ids: _abc.Iterable[_builtins.str] | None = ...,
+        memories: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment_ids", b"fragment_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment_ids", b"fragment_ids", "memories", b"memories"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -110,20 +126,41 @@ class StandingAnswer(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class RevisionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     QUESTION_FIELD_NUMBER: _builtins.int
     CITATIONS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    REVISIONS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The model that wrote the text; empty: the text is what was found."""
     revision: _builtins.int
-    """The revision of the memory up to which the text is known to hold; 0: it is not written yet. Only in answers of
-    GetBlock and ListBlocks.
+    """The revision of the memory up to which the text is known to hold; 0: it is not written yet, or the question has
+    scopes. Only in answers of GetBlock and ListBlocks.
     """
     problem: _builtins.str
-    """Why the text is not up to date: a model that does not answer, a quota. It is tried again. Empty: nothing is wrong.
-    Only in answers of GetBlock and ListBlocks.
+    """Why the text is not up to date: a model that does not answer, a quota, memories that were left out. It is tried
+    again. Empty: nothing is wrong. Only in answers of GetBlock and ListBlocks.
     """
     @_builtins.property
     def question(self) -> Global___StandingQuestion:
@@ -133,6 +170,12 @@ class StandingAnswer(_message.Message):
     def citations(self) -> _containers.RepeatedCompositeFieldContainer[Global___LineCitation]:
         """For each line of the text, what it follows from."""
 
+    @_builtins.property
+    def revisions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """With scopes: for each memory that there was, as "namespace/memory", the revision up to which the text is known to
+        hold. Only in answers of GetBlock and ListBlocks.
+        """
+
     def __init__(
         self,
         *,
@@ -141,10 +184,11 @@ class StandingAnswer(_message.Message):
         model: _builtins.str = ...,
         revision: _builtins.int = ...,
         problem: _builtins.str = ...,
+        revisions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["citations", b"citations", "model", b"model", "problem", b"problem", "question", b"question", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["citations", b"citations", "model", b"model", "problem", b"problem", "question", b"question", "revision", b"revision", "revisions", b"revisions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -331,7 +375,7 @@ class PutBlockRequest(_message.Message):
     @_builtins.property
     def standing(self) -> Global___StandingQuestion:
         """The block keeps itself from now on: `text` must be empty, and the present text stays until the first answer. Needs
-        the right to recall the memory, too. Unset: the block has `text`, and no longer keeps itself.
+        the right to recall the memories that are asked, too. Unset: the block has `text`, and no longer keeps itself.
         """
 
     def __init__(

@@ -30,7 +30,7 @@ class BlockServiceStub(object):
     keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
     blocks, deleting it deletes them, a clone has none.
 
-    A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
+    A block with a standing question keeps itself: the server writes it from memories, see StandingQuestion.
 
     Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
     write `agent/joy#persona`: namespace, memory, block.
@@ -84,7 +84,7 @@ class BlockServiceServicer(object):
     keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
     blocks, deleting it deletes them, a clone has none.
 
-    A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
+    A block with a standing question keeps itself: the server writes it from memories, see StandingQuestion.
 
     Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
     write `agent/joy#persona`: namespace, memory, block.
@@ -193,7 +193,7 @@ class BlockService(object):
     keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
     blocks, deleting it deletes them, a clone has none.
 
-    A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
+    A block with a standing question keeps itself: the server writes it from memories, see StandingQuestion.
 
     Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
     write `agent/joy#persona`: namespace, memory, block.

@@ -31,7 +31,7 @@ class BlockServiceStub:
     keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
     blocks, deleting it deletes them, a clone has none.
 
-    A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
+    A block with a standing question keeps itself: the server writes it from memories, see StandingQuestion.
 
     Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
     write `agent/joy#persona`: namespace, memory, block.
@@ -67,7 +67,7 @@ class BlockServiceAsyncStub(BlockServiceStub):
     keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
     blocks, deleting it deletes them, a clone has none.
 
-    A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
+    A block with a standing question keeps itself: the server writes it from memories, see StandingQuestion.
 
     Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
     write `agent/joy#persona`: namespace, memory, block.
@@ -99,7 +99,7 @@ class BlockServiceServicer(metaclass=_abc_1.ABCMeta):
     keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
     blocks, deleting it deletes them, a clone has none.
 
-    A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
+    A block with a standing question keeps itself: the server writes it from memories, see StandingQuestion.
 
     Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
     write `agent/joy#persona`: namespace, memory, block.

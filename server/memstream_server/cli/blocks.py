@@ -33,6 +33,13 @@ _SHOWN = 100
     help="Add lines after LINE; 0: before the first.",
 )
 @click.option("--keep", "question", metavar="QUESTION", help="Let the block keep itself: its text answers QUESTION.")
+@click.option(
+    "--ask",
+    "scopes",
+    multiple=True,
+    metavar="NAMESPACE/MEMORY",
+    help="With --keep: ask this memory instead of the block's own; repeat it for more.",
+)
 @click.option("--instructions", default="", help="With --keep: how an LLM is to write the answer.")
 @click.option(
     "--max-tokens",
@@ -52,6 +59,7 @@ def blocks_command(
     parts: tuple[str, str] | None,
     insertion: tuple[int, str] | None,
     question: str | None,
+    scopes: tuple[str, ...],
     instructions: str,
     max_tokens: int | None,
     etag: str,
@@ -87,8 +95,8 @@ def blocks_command(
         raise Misuse("name a block: NAMESPACE/MEMORY#BLOCK")
     if max_tokens is not None and text is None and question is None:
         raise Misuse("--max-tokens goes with --put and --keep")
-    if instructions and question is None:
-        raise Misuse("--instructions goes with --keep")
+    if (instructions or scopes) and question is None:
+        raise Misuse("--ask and --instructions go with --keep")
     place = _Place(server, memory, name, as_json)
     if text is not None:
         whole = sys.stdin.read() if text == "-" else text
@@ -102,7 +110,9 @@ def blocks_command(
     elif question is not None:
         asked = question
         place.write(
-            lambda blocks: blocks.keep(name, asked, instructions=instructions, max_tokens=max_tokens, etag=etag)
+            lambda blocks: blocks.keep(
+                name, asked, scopes=scopes, instructions=instructions, max_tokens=max_tokens, etag=etag
+            )
         )
     elif deletes:
         place.delete(etag)

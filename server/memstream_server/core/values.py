@@ -170,6 +170,11 @@ class Fragment(Struct, frozen=True, gc=False, omit_defaults=True):
         """Whether the client bounded the time in which the content is true."""
         return self.valid_from_us is not None or self.valid_until_us is not None
 
+    def next_validity_us(self, now_us: int) -> int | None:
+        """When it becomes or ceases to be valid next."""
+        bounds = self.valid_from_us, self.valid_until_us
+        return min((at for at in bounds if at is not None and at > now_us), default=None)
+
     def is_valid_at(self, now_us: int) -> bool:
         """Whether that time is within its validity, superseded or not."""
         begins_us, ends_us = self.valid_from_us, self.valid_until_us

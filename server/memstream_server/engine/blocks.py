@@ -74,7 +74,7 @@ class BlockPut:
         if (answer.question, before.max_tokens) != (self.standing, most):  # what it was made of stays known
             answer = replace(answer, question=self.standing, digest=b"")
         fits = not most or estimated_tokens(before.text) <= most
-        text, answer = (before.text, answer) if fits else ("", replace(answer, citations=(), sources=()))
+        text, answer = (before.text, answer) if fits else ("", replace(answer, citations=(), sources=(), memories=()))
         return BlockContent(text, most, metadata, answer)
 
 
@@ -155,10 +155,15 @@ class Blocks:
         return await self._write(name, decide, answer)
 
     async def renew(
-        self, name: BlockName, old: Block, content: BlockContent, sources: Mapping[str, str], state: StandingState
+        self,
+        name: BlockName,
+        old: Block,
+        content: BlockContent,
+        sources: Mapping[str, Mapping[str, str]],
+        state: StandingState,
     ) -> Block:
-        """Write the text of a block that keeps itself, made of `sources` (contents by id), if neither the block nor one
-        of them has changed. Raises EtagMismatch."""
+        """Write the text of a block that keeps itself, made of `sources` (contents by id, by uid of their memory), if
+        neither the block nor one of them has changed. Raises EtagMismatch."""
 
         def decide(present: Block | None) -> BlockContent:
             _check_version(name, present, old.version)

@@ -133,7 +133,7 @@ class Engine:
         self.purging = Purging(self.operations, self._retention, self._registry)
         self.memories = Memories(storage, models, runtime, self._registry, self._handle_deleted)
         self.blocks = Blocks(storage.blocks, storage.journal, runtime.clock, storage.poll_interval_s, runtime.limits)
-        self._standing_blocks = StandingBlocks(parts, self._registry, self._recaller, self.blocks, insight_model)
+        self.standing_blocks = StandingBlocks(parts, self._registry, self._recaller, self.blocks, insight_model)
         self.conflicts = Conflicts(storage, runtime, self._registry)
         self.fragments = Fragments(storage, models, runtime, self._registry)
         self.feeds = Feeds(storage, runtime, self.fragments)
@@ -174,7 +174,7 @@ class Engine:
         self._retention.start()
         self._compaction.start()
         self.feeds.start()
-        self._standing_blocks.start()
+        self.standing_blocks.start()
         self._enforcing_bounds = asyncio.create_task(self._enforce_bounds())
         await self.importer.cleanup.start()
         if self.ownership.shared:
@@ -224,7 +224,7 @@ class Engine:
         await self._retention.stop()
         await self._compaction.stop()
         await self.feeds.stop()
-        await self._standing_blocks.stop()
+        await self.standing_blocks.stop()
         await self._missing_vectors.stop()
         await self._jobs.stop()
         await self.scopes.stop()
@@ -475,6 +475,7 @@ class Engine:
         """The memory was deleted: end its watches and remove it from the index."""
         self._watchers.notify_deleted(uid)
         self.blocks.notify_deleted(uid)
+        self.standing_blocks.notify()
         self._indexer.notify_rows(1)
 
     # ---- EngineEvents
@@ -485,8 +486,8 @@ class Engine:
         self._indexer.notify_rows(len(commit.index))
         if commit.jobs:
             self._jobs.notify_jobs()
-        if uid in self._standing_blocks.memories:
-            self._standing_blocks.notify()
+        if uid in self.standing_blocks.memories:
+            self.standing_blocks.notify()
         actor = self._registry.peek(uid)
         if actor is not None:
             self._reinforcement.keep_vectors(actor, before, commit.rows)

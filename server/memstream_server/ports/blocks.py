@@ -7,8 +7,9 @@ Contract:
 - A write is one transaction with the memory's present block: of two writers one decides first, the other one sees its
   block. `decide` runs inside the transaction, and may run twice.
 - A write that changes nothing makes no version.
-- A version that was made of fragments (`StandingAnswer.sources`) is erased by the commit that erases one of them; the
-  present one then has no text. No later write brings such a text back: it compares its sources in its transaction.
+- A version that was made of fragments (`StandingAnswer.sources`) is erased by the commit that erases one of them, or
+  that deletes their memory, if it is another one; the present one then has no text. No later write brings such a text
+  back: it compares its sources in its transaction.
 - Blocks end with their memory. A write needs no owner of the memory.
 """
 
@@ -79,6 +80,15 @@ class SourcesChanged(JournalError):
 
 
 @dataclass(frozen=True, slots=True)
+class StandingScope:
+    """A memory that a question is asked in."""
+
+    memory: MemoryName
+    message: bytes
+    """The scope as the client sent it."""
+
+
+@dataclass(frozen=True, slots=True)
 class StandingQuestion:
     """What a block that keeps itself is the answer to. None takes the policy's value."""
 
@@ -91,6 +101,8 @@ class StandingQuestion:
     filter: Filter = EVERYTHING
     filter_message: bytes = b""
     """The filter as the client sent it."""
+    scopes: tuple[StandingScope, ...] = ()
+    """What is asked instead of the block's own memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +114,27 @@ class StandingAnswer:
     """Ids of fragments, for each line of the text."""
     sources: tuple[str, ...] = ()
     """Ids of all fragments that the text was made of, cited or not."""
+    memories: tuple[str, ...] = ()
+    """The memory of each source, as "namespace/memory"; empty without scopes."""
     digest: bytes = b""
     """Of what it was made of; empty: not written yet."""
     model: str = ""
     """The LLM that wrote it; empty: none."""
+
+
+NO_REVISION = 1 << 62
+"""No commit of the block's own memory makes it due: its question has scopes."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedMemory:
+    """A memory that a question names."""
+
+    memory: MemoryName
+    uid: str = ""
+    """Empty: there is none."""
+    revision: int = -1
+    """At which the text held; -1: not known to hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +142,15 @@ class StandingState:
     """How far a block that keeps itself is."""
 
     revision: int = -1
-    """Of the memory, at which the text held; -1: not known to hold."""
+    """Of the block's own memory, at which the text held; -1: not known to hold."""
     rest_us: int = 0
     """No commit makes it due before this time,"""
     look_us: int | None = None
     """and it is due at this time without one."""
     problem: str = ""
+    asked: tuple[AskedMemory, ...] = ()
+    """The memories of a question with scopes. A memory that is not the one of that uid, or has another revision since,
+    makes the block due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +203,8 @@ class Writing:
     """Of one block, the present one included."""
     state: StandingState | None = None
     """Of a block that keeps itself, after the write; None: it is due."""
-    sources: Mapping[str, str] | None = None
-    """The contents by id that the text was made of."""
+    sources: Mapping[str, Mapping[str, str]] | None = None
+    """What the text was made of: contents by id, by the uid of their memory. None: of what the present one was."""
 
 
 Decide = Callable[[Block | None], BlockContent]
@@ -214,7 +246,15 @@ class BlockStore(Protocol):
         ...
 
     async def list_standing(self) -> frozenset[str]:
-        """Uids of memories with blocks that keep themselves."""
+        """Uids of memories with blocks that keep themselves, and of those that are asked."""
+        ...
+
+    async def read_asked(self, uid: str, name: str) -> tuple[AskedMemory, ...]:
+        """The memories of a block's question with scopes as they are now: a later state with them misses no commit."""
+        ...
+
+    async def forget_asked(self) -> None:
+        """All blocks whose questions have scopes are due: rights have changed."""
         ...
 
     async def set_state(self, uid: str, name: str, state: StandingState) -> None:

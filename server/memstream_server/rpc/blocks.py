@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,12 +11,21 @@ import grpc.aio
 from google.protobuf.message import Message as WireMessage
 
 from memstream.v1 import block_service_pb2 as pb
+from memstream.v1.scope_pb2 import RecallScope
+from memstream.v1.stream_service_pb2 import RecallQuery
 from memstream_server.core.blocks import Append, Edit, Insert, Replace
 from memstream_server.core.budget import estimated_tokens
 from memstream_server.core.printable import list_hidden, number_text
 from memstream_server.engine.blocks import BlockChanges, BlockPut
-from memstream_server.engine.errors import CursorVoid
-from memstream_server.ports.blocks import Block, BlockName, MemoryName, StandingAnswer, StandingQuestion
+from memstream_server.engine.errors import CursorVoid, MemoryNotFound
+from memstream_server.ports.blocks import (
+    Block,
+    BlockName,
+    MemoryName,
+    StandingAnswer,
+    StandingQuestion,
+    StandingScope,
+)
 from memstream_server.ports.conversations import AnswerOf
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import Verb, caller_may
@@ -36,6 +45,7 @@ from memstream_server.rpc.validation import (
 )
 from memstream_server.rpc.wire import observations, scalars
 from memstream_server.rpc.wire.filters import read_filter
+from memstream_server.rpc.wire.scopes import read_scopes
 
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
@@ -75,9 +85,7 @@ class BlockService:
         standing = self._read_question(found, request) if request.HasField("standing") else None
         self._check_request(found, request.request_id)
         if standing is not None:
-            record = await self._engine.memories.get(name.of.namespace, name.of.memory)
-            if not caller_may(Verb.RECALL, name.of.namespace, record.labels):
-                raise CallerRights().refuse(name.of.namespace, name.of.memory)
+            await self._check_rights([scope.memory for scope in standing.scopes] or [name.of])
         put = BlockPut(request.text, max_tokens, metadata, standing)
         return await self._respond_once(
             request,
@@ -202,7 +210,31 @@ class BlockService:
             interval_us,
             read_filter(found, asked.filter, limits, "standing.filter"),
             asked.filter.SerializeToString(deterministic=True),
+            self._read_scopes(found, asked) if asked.scopes else (),
         )
+
+    def _read_scopes(self, found: Violations, asked: pb.StandingQuestion) -> tuple[StandingScope, ...]:
+        message = RecallQuery(text=asked.text, scopes=asked.scopes)
+        _, scopes = read_scopes(message, "", self._limits, self._engine.dimension, "standing.")
+        read = []
+        for at, (scope, given) in enumerate(zip(scopes, asked.scopes, strict=True)):
+            if scope.memory is None:
+                found.add(f"standing.scopes[{at}]", "selects memories: a standing question names each one by `memory`")
+            else:
+                read.append(StandingScope(MemoryName(*scope.memory), given.SerializeToString(deterministic=True)))
+            if given.min_revision:
+                found.add(f"standing.scopes[{at}].min_revision", "is given in a standing question, which never waits")
+        return tuple(read)
+
+    async def _check_rights(self, asked: Sequence[MemoryName]) -> None:
+        """Raises PermissionDenied. A memory that does not exist yet is like one without labels."""
+        for memory in asked:
+            try:
+                labels = (await self._engine.memories.get(memory.namespace, memory.memory)).labels
+            except MemoryNotFound:
+                labels = ()
+            if not caller_may(Verb.RECALL, memory.namespace, labels):
+                raise CallerRights().refuse(memory.namespace, memory.memory)
 
     def _read_known(self, found: Violations, request: pb.WatchBlocksRequest) -> dict[str, int]:
         if len(request.known) > KNOWN_MAX:
@@ -263,10 +295,15 @@ def _write_standing(message: pb.StandingAnswer, block: Block, standing: Standing
     if asked.filter_message:
         question.filter.MergeFromString(asked.filter_message)
     question.min_interval.CopyFrom(scalars.duration_message(asked.min_interval_us / 1e6))
-    message.citations.extend([pb.LineCitation(fragment_ids=ids) for ids in standing.citations])
+    question.scopes.extend([RecallScope.FromString(scope.message) for scope in asked.scopes])
+    paths = dict(zip(standing.sources, standing.memories, strict=bool(standing.memories)))
+    for ids in standing.citations:
+        message.citations.add(fragment_ids=ids, memories=[paths[id_] for id_ in ids if paths])
     message.model = standing.model
     if block.state is not None:
-        message.revision, message.problem = max(0, block.state.revision), block.state.problem
+        message.problem = block.state.problem
+        message.revision = 0 if asked.scopes else max(0, block.state.revision)
+        message.revisions.update({str(one.memory): one.revision for one in block.state.asked if one.revision >= 0})
 
 
 def _read_edit(found: Violations, request: pb.EditBlockRequest) -> Edit:

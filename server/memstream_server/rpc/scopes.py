@@ -4,12 +4,14 @@ Rule 1. A memory that the caller may not recall is refused by its name, whether 
 left out, as one that does not exist. What prefix and labels select is only what the caller may recall.
 Rule 2. Rights are those of the moment: a standing query finds its memories again before each ranking.
 Rule 3. Other servers are asked in the caller's name, by calls with one memory, which check its rights again.
+Rule 4. A block's question is asked in the name of who set it, as if that principal called now.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +20,16 @@ from msgspec import structs
 
 from memstream.v1 import stream_service_pb2 as pb
 from memstream.v1.fragment_pb2 import FragmentFilter
+from memstream.v1.scope_pb2 import RecallScope
 from memstream_server.core.lexical import WordStatistics
 from memstream_server.engine.errors import EngineError
 from memstream_server.engine.recall.recall import Shared
 from memstream_server.engine.recall.scopes import Asked
 from memstream_server.engine.requests import Query, RecallAnswer, Scope
 from memstream_server.engine.runtime.call_context import PRINCIPAL
+from memstream_server.ports.blocks import StandingQuestion
 from memstream_server.ports.journal.records import Labels
-from memstream_server.rpc.access.caller import Verb, caller_may
+from memstream_server.rpc.access.caller import CALLER, Caller, Verb, caller_may
 from memstream_server.rpc.calls import wait_limit_s
 from memstream_server.rpc.errors import PermissionDenied
 from memstream_server.rpc.limits import RequestLimits
@@ -35,10 +39,14 @@ from memstream_server.rpc.wire import queries, scopes
 if TYPE_CHECKING:
     from memstream_server.engine.engine import Engine
     from memstream_server.ports.processes import Owner
+    from memstream_server.rpc.access.files import Watched
+    from memstream_server.rpc.access.policy import AccessPolicy
     from memstream_server.rpc.forwarding import Forwarding
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _PATH = "/memstream.v1.StreamService/RecallOnce"
+OTHERS_S = 30.0
+"""How long another server may take to answer a block's question."""
 
 
 class ScopeDenied(PermissionDenied):
@@ -169,3 +177,69 @@ class ScopedCall:
     def add_words(self, message: bytes, words: Sequence[WordStatistics]) -> bytes:
         """See Wire."""
         return queries.add_words(message, words)
+
+
+class BlockQuestions:
+    """Asks the questions of blocks; see Asking in engine/background/standing_blocks.py."""
+
+    def __init__(
+        self, engine: Engine, forwarding: Forwarding | None, limits: RequestLimits, policy: Watched[AccessPolicy] | None
+    ) -> None:
+        """policy: None without authentication."""
+        self._engine = engine
+        self._forwarding = forwarding
+        self._limits = limits
+        self._policy = policy
+
+    @property
+    def rights(self) -> object:
+        return None if self._policy is None else self._policy.read_current()
+
+    @contextmanager
+    def ask_as(self, principal: str, question: StandingQuestion) -> Iterator[ScopedCall]:
+        policy = self._policy
+
+        def may(verb: Verb, namespace: str, labels: Labels | None) -> bool:
+            assert policy is not None
+            return policy.read_current().may(principal, verb, namespace, labels)
+
+        caller = CALLER.set(None if policy is None else Caller(principal, may, _recheck_nothing))
+        named = PRINCIPAL.set(principal)
+        try:
+            message = _make_query(question)
+            yield ScopedCall(self._engine, self._forwarding, self._limits, message, "", _NoCall())  # type: ignore[arg-type]  # all that is read of it
+        finally:
+            PRINCIPAL.reset(named)
+            CALLER.reset(caller)
+
+
+def _make_query(question: StandingQuestion) -> pb.RecallQuery:
+    message = pb.RecallQuery(
+        text=question.text,
+        limit=question.limit,
+        min_relevance=question.min_relevance,
+        reinforce=False,
+        omit_working_memory=True,
+        scopes=[RecallScope.FromString(scope.message) for scope in question.scopes],
+        partial=True,
+    )
+    if question.filter_message:
+        message.filter.MergeFromString(question.filter_message)
+    return message
+
+
+async def _recheck_nothing() -> None:
+    """There is no stream to end."""
+
+
+class _NoCall:
+    """In the place of a call's context, for other servers."""
+
+    def time_remaining(self) -> float:
+        return OTHERS_S
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def cancelled(self) -> bool:
+        return False

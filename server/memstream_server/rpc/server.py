@@ -43,6 +43,7 @@ from memstream_server.rpc.memories import MemoryService
 from memstream_server.rpc.operations import OperationService
 from memstream_server.rpc.pipeline import Pipeline, Registered, list_capabilities, make_handlers
 from memstream_server.rpc.request_reader import COMPRESSION_ALGORITHMS
+from memstream_server.rpc.scopes import BlockQuestions
 from memstream_server.rpc.streams import StreamService
 from memstream_server.settings import parse_listen
 
@@ -212,6 +213,9 @@ def build_server(
     info = ServerService(engine, limits, metrics, settings, gate.admission.clients)
     conversation_service = object() if conversations is None else ConversationService(conversations, limits, drain)
     operations = OperationService(engine, limits)
+    engine.standing_blocks.asking = BlockQuestions(
+        engine, forwarding, limits, None if authorization is None else authorization.policy
+    )
     contexts = ContextService(engine, Contexts(engine, engine.clock), limits, forwarding, tokenizers)
     services = [
         (memory_service_pb2.DESCRIPTOR.services_by_name["MemoryService"], MemoryService(engine, limits)),

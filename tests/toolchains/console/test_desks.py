@@ -158,6 +158,12 @@ async def test_block_that_keeps_itself_says_how_and_when_it_fails(
     await page.reload()
     await rows.nth(0).locator(".mark", has_text="keeps itself").wait_for()
     assert "coffee" in await rows.nth(0).text_content()
+    await memory.blocks.keep("drinks", "What does Bob drink?", scopes=[memory.path, "shop/desk-nobody"])
+    await block_with(memory, lambda one: one.standing and one.standing.revisions)
+    await page.get_by_role("link", name="drinks").click()
+    fact = head.locator("dt", has_text="asks").locator("xpath=following-sibling::dd[1]")
+    shown = (await fact.text_content() or "").split()
+    assert (shown[:3], shown[4:]) == ([memory.path, "at", "revision"], ["shop/desk-nobody"])
 
 
 async def test_context_desk_shows_parts_and_where_a_turn_differs(visit: Visit) -> None:

@@ -28,7 +28,7 @@ const (
 // A question to the memory, of which a block has the answer: a standing answer. The server recalls the question after
 // commits, and writes the block again when what it finds has changed: with an LLM its answer, else the memories that it
 // finds, a line for each. When a memory that the text was made of is erased, the text and the versions that were made of
-// it are erased in the same transaction.
+// it are erased in the same transaction, also if it is another memory's.
 type StandingQuestion struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What is recalled, as RecallQuery.text.
@@ -43,7 +43,11 @@ type StandingQuestion struct {
 	Filter *FragmentFilter `protobuf:"bytes,5,opt,name=filter,proto3" json:"filter,omitempty"`
 	// At least this long between two versions, from 0 to 1 day. A text that was made of a memory that is forgotten,
 	// superseded or changed is written again at once. Unset: 10 s.
-	MinInterval   *durationpb.Duration `protobuf:"bytes,6,opt,name=min_interval,json=minInterval,proto3" json:"min_interval,omitempty"`
+	MinInterval *durationpb.Duration `protobuf:"bytes,6,opt,name=min_interval,json=minInterval,proto3" json:"min_interval,omitempty"`
+	// The memories that are asked instead of the block's own, as RecallQuery.scopes: each with `memory`, without
+	// `min_revision`. A memory that does not exist, or that who set the question may not recall now, is left out, and
+	// `StandingAnswer.problem` names it. Setting them needs the right to recall each of them.
+	Scopes        []*RecallScope `protobuf:"bytes,7,rep,name=scopes,proto3" json:"scopes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -120,11 +124,20 @@ func (x *StandingQuestion) GetMinInterval() *durationpb.Duration {
 	return nil
 }
 
+func (x *StandingQuestion) GetScopes() []*RecallScope {
+	if x != nil {
+		return x.Scopes
+	}
+	return nil
+}
+
 // What a line of a standing answer follows from.
 type LineCitation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The fragments.
-	FragmentIds   []string `protobuf:"bytes,1,rep,name=fragment_ids,json=fragmentIds,proto3" json:"fragment_ids,omitempty"`
+	FragmentIds []string `protobuf:"bytes,1,rep,name=fragment_ids,json=fragmentIds,proto3" json:"fragment_ids,omitempty"`
+	// The memory of each, as "namespace/memory"; empty without scopes: the block's own.
+	Memories      []string `protobuf:"bytes,2,rep,name=memories,proto3" json:"memories,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -166,6 +179,13 @@ func (x *LineCitation) GetFragmentIds() []string {
 	return nil
 }
 
+func (x *LineCitation) GetMemories() []string {
+	if x != nil {
+		return x.Memories
+	}
+	return nil
+}
+
 // The state of a block that keeps itself.
 type StandingAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -175,12 +195,15 @@ type StandingAnswer struct {
 	Citations []*LineCitation `protobuf:"bytes,2,rep,name=citations,proto3" json:"citations,omitempty"`
 	// The model that wrote the text; empty: the text is what was found.
 	Model string `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
-	// The revision of the memory up to which the text is known to hold; 0: it is not written yet. Only in answers of
-	// GetBlock and ListBlocks.
+	// The revision of the memory up to which the text is known to hold; 0: it is not written yet, or the question has
+	// scopes. Only in answers of GetBlock and ListBlocks.
 	Revision int64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Why the text is not up to date: a model that does not answer, a quota. It is tried again. Empty: nothing is wrong.
-	// Only in answers of GetBlock and ListBlocks.
-	Problem       string `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"`
+	// Why the text is not up to date: a model that does not answer, a quota, memories that were left out. It is tried
+	// again. Empty: nothing is wrong. Only in answers of GetBlock and ListBlocks.
+	Problem string `protobuf:"bytes,5,opt,name=problem,proto3" json:"problem,omitempty"`
+	// With scopes: for each memory that there was, as "namespace/memory", the revision up to which the text is known to
+	// hold. Only in answers of GetBlock and ListBlocks.
+	Revisions     map[string]int64 `protobuf:"bytes,6,rep,name=revisions,proto3" json:"revisions,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -248,6 +271,13 @@ func (x *StandingAnswer) GetProblem() string {
 		return x.Problem
 	}
 	return ""
+}
+
+func (x *StandingAnswer) GetRevisions() map[string]int64 {
+	if x != nil {
+		return x.Revisions
+	}
+	return nil
 }
 
 // A version of a block.
@@ -466,7 +496,7 @@ type PutBlockRequest struct {
 	// A repeat with the same id returns the first answer.
 	RequestId string `protobuf:"bytes,9,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// The block keeps itself from now on: `text` must be empty, and the present text stays until the first answer. Needs
-	// the right to recall the memory, too. Unset: the block has `text`, and no longer keeps itself.
+	// the right to recall the memories that are asked, too. Unset: the block has `text`, and no longer keeps itself.
 	Standing      *StandingQuestion `protobuf:"bytes,10,opt,name=standing,proto3" json:"standing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1662,24 +1692,30 @@ var File_memstream_v1_block_service_proto protoreflect.FileDescriptor
 
 const file_memstream_v1_block_service_proto_rawDesc = "" +
 	"\n" +
-	" memstream/v1/block_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\"\x9f\x02\n" +
+	" memstream/v1/block_service.proto\x12\fmemstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bmemstream/v1/fragment.proto\x1a\x18memstream/v1/scope.proto\"\xd2\x02\n" +
 	"\x10StandingQuestion\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04text\x12\"\n" +
 	"\finstructions\x18\x02 \x01(\tR\finstructions\x12\x19\n" +
 	"\x05limit\x18\x03 \x01(\x05H\x00R\x05limit\x88\x01\x01\x12(\n" +
 	"\rmin_relevance\x18\x04 \x01(\x01H\x01R\fminRelevance\x88\x01\x01\x124\n" +
 	"\x06filter\x18\x05 \x01(\v2\x1c.memstream.v1.FragmentFilterR\x06filter\x12<\n" +
-	"\fmin_interval\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\vminIntervalB\b\n" +
+	"\fmin_interval\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\vminInterval\x121\n" +
+	"\x06scopes\x18\a \x03(\v2\x19.memstream.v1.RecallScopeR\x06scopesB\b\n" +
 	"\x06_limitB\x10\n" +
-	"\x0e_min_relevance\"1\n" +
+	"\x0e_min_relevance\"M\n" +
 	"\fLineCitation\x12!\n" +
-	"\ffragment_ids\x18\x01 \x03(\tR\vfragmentIds\"\xd2\x01\n" +
+	"\ffragment_ids\x18\x01 \x03(\tR\vfragmentIds\x12\x1a\n" +
+	"\bmemories\x18\x02 \x03(\tR\bmemories\"\xdb\x02\n" +
 	"\x0eStandingAnswer\x12:\n" +
 	"\bquestion\x18\x01 \x01(\v2\x1e.memstream.v1.StandingQuestionR\bquestion\x128\n" +
 	"\tcitations\x18\x02 \x03(\v2\x1a.memstream.v1.LineCitationR\tcitations\x12\x14\n" +
 	"\x05model\x18\x03 \x01(\tR\x05model\x12\x1a\n" +
 	"\brevision\x18\x04 \x01(\x03R\brevision\x12\x18\n" +
-	"\aproblem\x18\x05 \x01(\tR\aproblem\"\xac\x04\n" +
+	"\aproblem\x18\x05 \x01(\tR\aproblem\x12I\n" +
+	"\trevisions\x18\x06 \x03(\v2+.memstream.v1.StandingAnswer.RevisionsEntryR\trevisions\x1a<\n" +
+	"\x0eRevisionsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xac\x04\n" +
 	"\x05Block\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12\x12\n" +
@@ -1818,7 +1854,7 @@ func file_memstream_v1_block_service_proto_rawDescGZIP() []byte {
 	return file_memstream_v1_block_service_proto_rawDescData
 }
 
-var file_memstream_v1_block_service_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_memstream_v1_block_service_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_memstream_v1_block_service_proto_goTypes = []any{
 	(*StandingQuestion)(nil),          // 0: memstream.v1.StandingQuestion
 	(*LineCitation)(nil),              // 1: memstream.v1.LineCitation
@@ -1842,58 +1878,62 @@ var file_memstream_v1_block_service_proto_goTypes = []any{
 	(*DeleteBlockResponse)(nil),       // 19: memstream.v1.DeleteBlockResponse
 	(*WatchBlocksRequest)(nil),        // 20: memstream.v1.WatchBlocksRequest
 	(*WatchBlocksResponse)(nil),       // 21: memstream.v1.WatchBlocksResponse
-	nil,                               // 22: memstream.v1.Block.MetadataEntry
-	nil,                               // 23: memstream.v1.BlockMetadata.MetadataEntry
-	nil,                               // 24: memstream.v1.WatchBlocksRequest.KnownEntry
-	(*FragmentFilter)(nil),            // 25: memstream.v1.FragmentFilter
-	(*durationpb.Duration)(nil),       // 26: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 27: google.protobuf.Timestamp
-	(*MetadataValue)(nil),             // 28: memstream.v1.MetadataValue
+	nil,                               // 22: memstream.v1.StandingAnswer.RevisionsEntry
+	nil,                               // 23: memstream.v1.Block.MetadataEntry
+	nil,                               // 24: memstream.v1.BlockMetadata.MetadataEntry
+	nil,                               // 25: memstream.v1.WatchBlocksRequest.KnownEntry
+	(*FragmentFilter)(nil),            // 26: memstream.v1.FragmentFilter
+	(*durationpb.Duration)(nil),       // 27: google.protobuf.Duration
+	(*RecallScope)(nil),               // 28: memstream.v1.RecallScope
+	(*timestamppb.Timestamp)(nil),     // 29: google.protobuf.Timestamp
+	(*MetadataValue)(nil),             // 30: memstream.v1.MetadataValue
 }
 var file_memstream_v1_block_service_proto_depIdxs = []int32{
-	25, // 0: memstream.v1.StandingQuestion.filter:type_name -> memstream.v1.FragmentFilter
-	26, // 1: memstream.v1.StandingQuestion.min_interval:type_name -> google.protobuf.Duration
-	0,  // 2: memstream.v1.StandingAnswer.question:type_name -> memstream.v1.StandingQuestion
-	1,  // 3: memstream.v1.StandingAnswer.citations:type_name -> memstream.v1.LineCitation
-	22, // 4: memstream.v1.Block.metadata:type_name -> memstream.v1.Block.MetadataEntry
-	27, // 5: memstream.v1.Block.create_time:type_name -> google.protobuf.Timestamp
-	27, // 6: memstream.v1.Block.update_time:type_name -> google.protobuf.Timestamp
-	2,  // 7: memstream.v1.Block.standing:type_name -> memstream.v1.StandingAnswer
-	23, // 8: memstream.v1.BlockMetadata.metadata:type_name -> memstream.v1.BlockMetadata.MetadataEntry
-	4,  // 9: memstream.v1.PutBlockRequest.metadata:type_name -> memstream.v1.BlockMetadata
-	0,  // 10: memstream.v1.PutBlockRequest.standing:type_name -> memstream.v1.StandingQuestion
-	3,  // 11: memstream.v1.PutBlockResponse.block:type_name -> memstream.v1.Block
-	3,  // 12: memstream.v1.GetBlockResponse.block:type_name -> memstream.v1.Block
-	3,  // 13: memstream.v1.ListBlocksResponse.blocks:type_name -> memstream.v1.Block
-	3,  // 14: memstream.v1.ListBlockVersionsResponse.versions:type_name -> memstream.v1.Block
-	13, // 15: memstream.v1.EditBlockRequest.append:type_name -> memstream.v1.AppendToBlock
-	14, // 16: memstream.v1.EditBlockRequest.replace:type_name -> memstream.v1.ReplaceInBlock
-	15, // 17: memstream.v1.EditBlockRequest.insert:type_name -> memstream.v1.InsertInBlock
-	3,  // 18: memstream.v1.EditBlockResponse.block:type_name -> memstream.v1.Block
-	24, // 19: memstream.v1.WatchBlocksRequest.known:type_name -> memstream.v1.WatchBlocksRequest.KnownEntry
-	26, // 20: memstream.v1.WatchBlocksRequest.progress_interval:type_name -> google.protobuf.Duration
-	3,  // 21: memstream.v1.WatchBlocksResponse.blocks:type_name -> memstream.v1.Block
-	28, // 22: memstream.v1.Block.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	28, // 23: memstream.v1.BlockMetadata.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
-	5,  // 24: memstream.v1.BlockService.PutBlock:input_type -> memstream.v1.PutBlockRequest
-	7,  // 25: memstream.v1.BlockService.GetBlock:input_type -> memstream.v1.GetBlockRequest
-	9,  // 26: memstream.v1.BlockService.ListBlocks:input_type -> memstream.v1.ListBlocksRequest
-	11, // 27: memstream.v1.BlockService.ListBlockVersions:input_type -> memstream.v1.ListBlockVersionsRequest
-	16, // 28: memstream.v1.BlockService.EditBlock:input_type -> memstream.v1.EditBlockRequest
-	18, // 29: memstream.v1.BlockService.DeleteBlock:input_type -> memstream.v1.DeleteBlockRequest
-	20, // 30: memstream.v1.BlockService.WatchBlocks:input_type -> memstream.v1.WatchBlocksRequest
-	6,  // 31: memstream.v1.BlockService.PutBlock:output_type -> memstream.v1.PutBlockResponse
-	8,  // 32: memstream.v1.BlockService.GetBlock:output_type -> memstream.v1.GetBlockResponse
-	10, // 33: memstream.v1.BlockService.ListBlocks:output_type -> memstream.v1.ListBlocksResponse
-	12, // 34: memstream.v1.BlockService.ListBlockVersions:output_type -> memstream.v1.ListBlockVersionsResponse
-	17, // 35: memstream.v1.BlockService.EditBlock:output_type -> memstream.v1.EditBlockResponse
-	19, // 36: memstream.v1.BlockService.DeleteBlock:output_type -> memstream.v1.DeleteBlockResponse
-	21, // 37: memstream.v1.BlockService.WatchBlocks:output_type -> memstream.v1.WatchBlocksResponse
-	31, // [31:38] is the sub-list for method output_type
-	24, // [24:31] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	26, // 0: memstream.v1.StandingQuestion.filter:type_name -> memstream.v1.FragmentFilter
+	27, // 1: memstream.v1.StandingQuestion.min_interval:type_name -> google.protobuf.Duration
+	28, // 2: memstream.v1.StandingQuestion.scopes:type_name -> memstream.v1.RecallScope
+	0,  // 3: memstream.v1.StandingAnswer.question:type_name -> memstream.v1.StandingQuestion
+	1,  // 4: memstream.v1.StandingAnswer.citations:type_name -> memstream.v1.LineCitation
+	22, // 5: memstream.v1.StandingAnswer.revisions:type_name -> memstream.v1.StandingAnswer.RevisionsEntry
+	23, // 6: memstream.v1.Block.metadata:type_name -> memstream.v1.Block.MetadataEntry
+	29, // 7: memstream.v1.Block.create_time:type_name -> google.protobuf.Timestamp
+	29, // 8: memstream.v1.Block.update_time:type_name -> google.protobuf.Timestamp
+	2,  // 9: memstream.v1.Block.standing:type_name -> memstream.v1.StandingAnswer
+	24, // 10: memstream.v1.BlockMetadata.metadata:type_name -> memstream.v1.BlockMetadata.MetadataEntry
+	4,  // 11: memstream.v1.PutBlockRequest.metadata:type_name -> memstream.v1.BlockMetadata
+	0,  // 12: memstream.v1.PutBlockRequest.standing:type_name -> memstream.v1.StandingQuestion
+	3,  // 13: memstream.v1.PutBlockResponse.block:type_name -> memstream.v1.Block
+	3,  // 14: memstream.v1.GetBlockResponse.block:type_name -> memstream.v1.Block
+	3,  // 15: memstream.v1.ListBlocksResponse.blocks:type_name -> memstream.v1.Block
+	3,  // 16: memstream.v1.ListBlockVersionsResponse.versions:type_name -> memstream.v1.Block
+	13, // 17: memstream.v1.EditBlockRequest.append:type_name -> memstream.v1.AppendToBlock
+	14, // 18: memstream.v1.EditBlockRequest.replace:type_name -> memstream.v1.ReplaceInBlock
+	15, // 19: memstream.v1.EditBlockRequest.insert:type_name -> memstream.v1.InsertInBlock
+	3,  // 20: memstream.v1.EditBlockResponse.block:type_name -> memstream.v1.Block
+	25, // 21: memstream.v1.WatchBlocksRequest.known:type_name -> memstream.v1.WatchBlocksRequest.KnownEntry
+	27, // 22: memstream.v1.WatchBlocksRequest.progress_interval:type_name -> google.protobuf.Duration
+	3,  // 23: memstream.v1.WatchBlocksResponse.blocks:type_name -> memstream.v1.Block
+	30, // 24: memstream.v1.Block.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	30, // 25: memstream.v1.BlockMetadata.MetadataEntry.value:type_name -> memstream.v1.MetadataValue
+	5,  // 26: memstream.v1.BlockService.PutBlock:input_type -> memstream.v1.PutBlockRequest
+	7,  // 27: memstream.v1.BlockService.GetBlock:input_type -> memstream.v1.GetBlockRequest
+	9,  // 28: memstream.v1.BlockService.ListBlocks:input_type -> memstream.v1.ListBlocksRequest
+	11, // 29: memstream.v1.BlockService.ListBlockVersions:input_type -> memstream.v1.ListBlockVersionsRequest
+	16, // 30: memstream.v1.BlockService.EditBlock:input_type -> memstream.v1.EditBlockRequest
+	18, // 31: memstream.v1.BlockService.DeleteBlock:input_type -> memstream.v1.DeleteBlockRequest
+	20, // 32: memstream.v1.BlockService.WatchBlocks:input_type -> memstream.v1.WatchBlocksRequest
+	6,  // 33: memstream.v1.BlockService.PutBlock:output_type -> memstream.v1.PutBlockResponse
+	8,  // 34: memstream.v1.BlockService.GetBlock:output_type -> memstream.v1.GetBlockResponse
+	10, // 35: memstream.v1.BlockService.ListBlocks:output_type -> memstream.v1.ListBlocksResponse
+	12, // 36: memstream.v1.BlockService.ListBlockVersions:output_type -> memstream.v1.ListBlockVersionsResponse
+	17, // 37: memstream.v1.BlockService.EditBlock:output_type -> memstream.v1.EditBlockResponse
+	19, // 38: memstream.v1.BlockService.DeleteBlock:output_type -> memstream.v1.DeleteBlockResponse
+	21, // 39: memstream.v1.BlockService.WatchBlocks:output_type -> memstream.v1.WatchBlocksResponse
+	33, // [33:40] is the sub-list for method output_type
+	26, // [26:33] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_memstream_v1_block_service_proto_init() }
@@ -1902,6 +1942,7 @@ func file_memstream_v1_block_service_proto_init() {
 		return
 	}
 	file_memstream_v1_fragment_proto_init()
+	file_memstream_v1_scope_proto_init()
 	file_memstream_v1_block_service_proto_msgTypes[0].OneofWrappers = []any{}
 	file_memstream_v1_block_service_proto_msgTypes[5].OneofWrappers = []any{
 		(*PutBlockRequest_Etag)(nil),
@@ -1918,7 +1959,7 @@ func file_memstream_v1_block_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_memstream_v1_block_service_proto_rawDesc), len(file_memstream_v1_block_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

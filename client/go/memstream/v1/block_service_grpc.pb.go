@@ -38,7 +38,7 @@ const (
 // keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
 // blocks, deleting it deletes them, a clone has none.
 //
-// A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
+// A block with a standing question keeps itself: the server writes it from memories, see StandingQuestion.
 //
 // Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
 // write `agent/joy#persona`: namespace, memory, block.
@@ -157,7 +157,7 @@ type BlockService_WatchBlocksClient = grpc.ServerStreamingClient[WatchBlocksResp
 // keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
 // blocks, deleting it deletes them, a clone has none.
 //
-// A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
+// A block with a standing question keeps itself: the server writes it from memories, see StandingQuestion.
 //
 // Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
 // write `agent/joy#persona`: namespace, memory, block.

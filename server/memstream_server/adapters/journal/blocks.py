@@ -5,17 +5,32 @@ A write locks the memory's row, which has the last version: servers that share a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from sqlalchemy import BindParameter, Connection, Row, bindparam, case, delete, func, insert, select, update
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    Row,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    union,
+    update,
+)
 
 from memstream_server.adapters.journal.database.database import Read, Write, run_compiled
 from memstream_server.adapters.journal.sql import codec
 from memstream_server.adapters.journal.sql.answers import put_answer
 from memstream_server.adapters.journal.sql.bulk import split_ids
 from memstream_server.adapters.journal.sql.schema import (
+    POSITION_BITS,
+    block_sources,
     blocks,
     fragments,
     key_position,
@@ -23,8 +38,10 @@ from memstream_server.adapters.journal.sql.schema import (
     memories,
     row_key,
     standing_blocks,
+    standing_memories,
 )
 from memstream_server.ports.blocks import (
+    AskedMemory,
     Block,
     BlockDiffers,
     BlockName,
@@ -71,12 +88,29 @@ _PRESENT = (
 _OF_KEYS = select(blocks).where(blocks.c.key.in_(bindparam("keys", expanding=True))).order_by(blocks.c.name)
 _COUNT = select(func.count(blocks.c.name.distinct())).where(blocks.c.memory == _number)
 _OVER = select(blocks.c.key).where(_NAMED, blocks.c.key.between(_low, _high)).order_by(blocks.c.key.desc())
-_PRUNE = delete(blocks).where(_NAMED, blocks.c.key <= bindparam("last"))
-_DELETE = delete(blocks).where(_NAMED)
+_UP_TO = select(blocks.c.key).where(_NAMED, blocks.c.key <= bindparam("last"))
+_ALL = select(blocks.c.key).where(_NAMED)
+_keys: BindParameter[Any] = bindparam("keys", expanding=True)
+_ERASE = (delete(block_sources).where(block_sources.c.key.in_(_keys)), delete(blocks).where(blocks.c.key.in_(_keys)))
 NO_LIMIT = 1 << 30
 _MADE_OF = select(blocks.c.key, blocks.c.sources).where(blocks.c.memory == _number, blocks.c.sources.is_not(None))
-_ERASE = delete(blocks).where(blocks.c.key == bindparam("k"))
-_VERSION = select(memories.c.block_version).where(memories.c.number == _number)
+_OF_OTHERS = select(blocks.c.key, blocks.c.sources).where(
+    blocks.c.key.in_(select(block_sources.c.key).where(block_sources.c.source == _number)),
+    blocks.c.sources.is_not(None),
+)
+_COPY_SOURCES = insert(block_sources).from_select(
+    ["key", "source"],
+    select(bindparam("new", type_=block_sources.c.key.type), block_sources.c.source).where(
+        block_sources.c.key == bindparam("old")
+    ),
+)
+_SOURCES = (
+    select(memories.c.number, memories.c.uid)
+    .where(memories.c.uid.in_(bindparam("uids", expanding=True)))
+    .order_by(memories.c.number)
+    .with_for_update(key_share=True)
+)
+_VERSION = select(memories.c.block_version).where(memories.c.number == _number).with_for_update(key_share=True)
 _PAYLOAD = select(blocks.c.payload).where(blocks.c.key == bindparam("k"))
 _CONTENTS = select(fragments.c.id, fragments.c.payload).where(
     fragments.c.memory == _number,
@@ -88,7 +122,35 @@ _STATES = select(standing_blocks).where(_states.memory == _number)
 _FORGET_STATE = delete(standing_blocks).where(_states.memory == _number, _states.name == _name)
 _SET_STATE = update(standing_blocks).where(_states.memory == _number, _states.name == _name)
 _OF_PUBLISHED = standing_blocks.join(memories, (memories.c.number == _states.memory) & (memories.c.namespace != ""))
-_BEHIND = _states.revision < memories.c.revision
+_asked = standing_memories.c
+_ASKED = select(standing_memories).where(_asked.memory == _number)
+_FORGET_ASKED = delete(standing_memories).where(_asked.memory == _number, _asked.block == _name)
+_SET_ASKED = (
+    update(standing_memories)
+    .where(_asked.memory == _number, _asked.block == _name)
+    .where(_asked.namespace == bindparam("ns"), _asked.name == bindparam("n"))
+    .values(uid=bindparam("u"), revision=bindparam("r"))
+)
+_now_there = memories.alias("now_there")
+_WITH_PRESENT = standing_memories.outerjoin(
+    _now_there, (_now_there.c.namespace == _asked.namespace) & (_now_there.c.name == _asked.name)
+)
+_uid_now = func.coalesce(_now_there.c.uid, "")
+_READ_ASKED = (
+    select(_asked.namespace, _asked.name, _uid_now.label("uid"), func.coalesce(_now_there.c.revision, -1).label("r"))
+    .select_from(_WITH_PRESENT)
+    .where(_asked.memory == select(memories.c.number).where(memories.c.uid == bindparam("u")).scalar_subquery())
+    .where(_asked.block == _name)
+)
+_HAS_CHANGED = (
+    select(literal(1))
+    .select_from(_WITH_PRESENT)
+    .where(_asked.memory == _states.memory, _asked.block == _states.name)
+    .where((_uid_now != _asked.uid) | (_now_there.c.revision > _asked.revision))
+    .correlate(standing_blocks)
+    .exists()
+)
+_BEHIND = (_states.revision < memories.c.revision) | _HAS_CHANGED
 _now: BindParameter[int] = bindparam("now")
 _IS_DUE = (_BEHIND & (_states.rest_us <= _now)) | (_states.look_us <= _now)
 # Each renewal, also a failed one, moves rest_us past its time: the least is of the block that has waited longest.
@@ -102,7 +164,10 @@ _DUE = (
 _NEXT = (
     select(func.min(case((_BEHIND, _states.rest_us), else_=_states.look_us))).select_from(_OF_PUBLISHED).where(~_IS_DUE)
 )
-_STANDING = select(memories.c.uid).where(memories.c.number.in_(select(_states.memory)), memories.c.namespace != "")
+_STANDING = union(
+    select(memories.c.uid).where(memories.c.number.in_(select(_states.memory)), memories.c.namespace != ""),
+    select(_now_there.c.uid).select_from(_WITH_PRESENT).where(_now_there.c.uid.is_not(None)),
+)
 
 
 class SqlBlocks:
@@ -142,6 +207,16 @@ class SqlBlocks:
 
     async def list_standing(self) -> frozenset[str]:
         return await self._read(lambda c: frozenset(c.execute(_STANDING).scalars()))
+
+    async def read_asked(self, uid: str, name: str) -> tuple[AskedMemory, ...]:
+        def work(connection: Connection) -> tuple[AskedMemory, ...]:
+            rows = connection.execute(_READ_ASKED, {"u": uid, "b": name})
+            return tuple([AskedMemory(MemoryName(row.namespace, row.name), row.uid, row.r) for row in rows])
+
+        return await self._read(work)
+
+    async def forget_asked(self) -> None:
+        await self._write(lambda c: c.execute(update(standing_memories).values(revision=-1)), 10, False)
 
     async def set_state(self, uid: str, name: str, state: StandingState) -> None:
         def work(connection: Connection) -> None:
@@ -199,6 +274,10 @@ def _with_states(connection: Connection, number: int, present: Sequence[Block]) 
         return list(present)
     rows = connection.execute(_STATES, {"m": number})
     states = {row.name: StandingState(row.revision, row.rest_us, row.look_us, row.problem) for row in rows}
+    if any(one.content.standing is not None and one.content.standing.question.scopes for one in present):
+        for row in connection.execute(_ASKED, {"m": number}).all():
+            asked = AskedMemory(MemoryName(row.namespace, row.name), row.uid, row.revision)
+            states[row.block] = replace(states[row.block], asked=(*states[row.block].asked, asked))
     return [one if one.content.standing is None else replace(one, state=states.get(one.name)) for one in present]
 
 
@@ -248,11 +327,12 @@ def _read_versions(connection: Connection, memory: MemoryName) -> tuple[str, dic
 
 
 def _write_block(connection: Connection, name: BlockName, decide: Decide, writing: Writing) -> Block:
+    sources = _lock_sources(connection, writing.sources or {})
     memory = _find_memory(connection, name.of, lock=True)
     old = next(iter(_latest(connection, memory.number, name.name)), None)
     content = decide(old)
-    if writing.sources is not None:
-        _check_sources(connection, memory.number, writing.sources)
+    for uid, contents in (writing.sources or {}).items():
+        _check_sources(connection, sources[uid], contents)
     if old is not None and codec.encode_record(old) == codec.encode_record(replace(old, content=content)):
         return old  # compared as stored: True and 1 are equal values
     if old is None and connection.execute(_COUNT, {"m": memory.number}).scalar_one() >= writing.blocks_max:
@@ -262,10 +342,27 @@ def _write_block(connection: Connection, name: BlockName, decide: Decide, writin
     block = Block(name.name, version, content, created, max(writing.now_us, created), writing.principal)
     connection.execute(_RAISE, {"m": memory.number, "v": version})
     _put_rows(connection, memory.number, [block])
+    key = row_key(memory.number, version)
+    made_of = [{"key": key, "source": number} for number in sources.values() if number != memory.number]
+    if made_of:
+        connection.execute(insert(block_sources), made_of)
+    elif old is not None and writing.sources is None and content.standing is not None:  # the text may be the old one
+        connection.execute(_COPY_SOURCES, {"new": key, "old": row_key(memory.number, old.version)})
     _prune_versions(connection, memory.number, name.name, writing.versions_max)
     if content.standing is not None or (old is not None and old.content.standing is not None):
         _begin_state(connection, memory.number, block, writing.state or StandingState())
     return block
+
+
+def _lock_sources(connection: Connection, sources: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
+    """Numbers of these memories, before the block's own is locked: a commit that erases locks in this order. Raises
+    SourcesChanged."""
+    if not sources:
+        return {}
+    found = {row.uid: row.number for row in connection.execute(_SOURCES, {"uids": list(sources)})}
+    if gone := len(sources) - len(found):
+        raise SourcesChanged(f"{gone} of {len(sources)} memories are gone")
+    return found
 
 
 def _check_sources(connection: Connection, number: int, sources: Mapping[str, str]) -> None:
@@ -283,15 +380,33 @@ def _begin_state(connection: Connection, number: int, block: Block, state: Stand
     """The state of a block that keeps itself; of another one, none."""
     named = {"m": number, "b": block.name}
     connection.execute(_FORGET_STATE, named)
-    if block.content.standing is not None:
-        values = {"memory": number, "name": block.name, **_state_values(state)}
-        connection.execute(insert(standing_blocks), values)
+    connection.execute(_FORGET_ASKED, named)
+    if block.content.standing is None:
+        return
+    connection.execute(insert(standing_blocks), {"memory": number, "name": block.name, **_state_values(state)})
+    known = {one.memory: one for one in state.asked}
+    each = [known.get(one.memory, AskedMemory(one.memory)) for one in block.content.standing.question.scopes]
+    rows = [_asked_values(one) | {"memory": number, "block": block.name} for one in dict.fromkeys(each)]
+    if rows:
+        connection.execute(insert(standing_memories), rows)
 
 
 def _set_state(connection: Connection, number: int, name: str, state: StandingState) -> None:
     values: dict[str, Any] = _state_values(state)
     values["revision"] = case((_states.revision > state.revision, _states.revision), else_=state.revision)
     connection.execute(_SET_STATE.values(values), {"m": number, "b": name})
+    for one in state.asked:
+        asked = {"ns": one.memory.namespace, "n": one.memory.memory, "u": one.uid, "r": one.revision}
+        connection.execute(_SET_ASKED, asked | {"m": number, "b": name})
+
+
+def _asked_values(one: AskedMemory) -> dict[str, Any]:
+    return {
+        "namespace": one.memory.namespace,
+        "name": one.memory.memory,
+        "uid": one.uid,
+        "revision": one.revision,
+    }
 
 
 def _state_values(state: StandingState) -> dict[str, Any]:
@@ -304,28 +419,41 @@ def _state_values(state: StandingState) -> dict[str, Any]:
 
 
 def erase_sources(connection: Connection, number: int, ids: Sequence[str]) -> None:
-    """Erase the versions that were made of these fragments; a present one is replaced by one without a text, which is
-    due."""
-    if not ids:
-        return
-    gone = set(ids)
-    keys = [
-        row.key
-        for row in connection.execute(_MADE_OF, {"m": number}).all()
-        if not gone.isdisjoint(row.sources.split(" "))
-    ]
-    for key in keys:
-        block = codec.decode_block(connection.execute(_PAYLOAD, {"k": key}).scalar_one())
+    """Erase the versions that were made of these fragments, also those of other memories; a present one is replaced by
+    one without a text, which is due."""
+    if ids:
+        gone = set(ids)
+        made = [*connection.execute(_MADE_OF, {"m": number}), *connection.execute(_OF_OTHERS, {"m": number})]
+        _erase_versions(connection, {row.key for row in made if not gone.isdisjoint(row.sources.split(" "))})
+
+
+def erase_made_of(connection: Connection, number: int) -> None:
+    """As erase_sources, of a memory that is deleted: versions of others' blocks."""
+    _erase_versions(connection, {row.key for row in connection.execute(_OF_OTHERS, {"m": number})})
+
+
+def _erase_versions(connection: Connection, keys: Collection[int]) -> None:
+    for key in sorted(keys):
+        number = key >> POSITION_BITS
+        last = connection.execute(_VERSION, {"m": number}).scalar_one_or_none()
+        payload = connection.execute(_PAYLOAD, {"k": key}).scalar_one_or_none()
+        if payload is None:
+            continue  # another server has pruned it
+        block = codec.decode_block(payload)
         present = _latest(connection, number, block.name)[0]
-        connection.execute(_ERASE, {"k": key})
+        _drop_versions(connection, [key])
         standing = block.content.standing
-        if present.version == block.version and standing is not None:
-            version = connection.execute(_VERSION, {"m": number}).scalar_one() + 1
-            connection.execute(_RAISE, {"m": number, "v": version})
-            content = replace(block.content, text="", standing=replace(standing, citations=(), sources=(), digest=b""))
-            emptied = replace(block, version=version, content=content)
+        if last is not None and present.version == block.version and standing is not None:
+            connection.execute(_RAISE, {"m": number, "v": last + 1})
+            nothing = replace(standing, citations=(), sources=(), memories=(), digest=b"")
+            emptied = replace(block, version=last + 1, content=replace(block.content, text="", standing=nothing))
             _put_rows(connection, number, [emptied])
             _begin_state(connection, number, emptied, StandingState())
+
+
+def _drop_versions(connection: Connection, keys: Sequence[int]) -> None:
+    for statement in _ERASE:
+        connection.execute(statement, {"keys": keys})
 
 
 def _add_versions(connection: Connection, uid: str, versions: Sequence[Block], versions_max: int, last: int) -> None:
@@ -368,7 +496,7 @@ def _prune_versions(connection: Connection, number: int, name: str, kept: int) -
     over = _OVER.offset(kept).limit(1)
     last = connection.execute(over, named | {"low": low, "high": high}).scalar_one_or_none()
     if last is not None:
-        connection.execute(_PRUNE, named | {"last": last})
+        _drop_versions(connection, connection.execute(_UP_TO, named | {"last": last}).scalars().all())
 
 
 def _delete_block(connection: Connection, name: BlockName, version: int | None) -> bool:
@@ -377,8 +505,12 @@ def _delete_block(connection: Connection, name: BlockName, version: int | None) 
         present = next((one.version for one in _latest(connection, number, name.name)), 0)
         if present != version:
             raise BlockDiffers(f"the block {name} was written since", present)
-    connection.execute(_FORGET_STATE, {"m": number, "b": name.name})
-    return connection.execute(_DELETE, {"m": number, "b": name.name}).rowcount > 0
+    named = {"m": number, "b": name.name}
+    for statement in (_FORGET_STATE, _FORGET_ASKED):
+        connection.execute(statement, named)
+    keys = connection.execute(_ALL, named).scalars().all()
+    _drop_versions(connection, keys)
+    return bool(keys)
 
 
 def _decode_row(row: Row[Any]) -> Block:

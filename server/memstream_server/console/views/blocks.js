@@ -35,9 +35,10 @@ const tokensOf = ({ tokens, maxTokens }) => (maxTokens ? `${count(tokens)} of ${
 const standingMark = ({ problem }) => [" ", problem ? h("span", { class: "mark warn", title: problem }, "not up to date") : h("span", { class: "mark" }, "keeps itself")];
 
 /** How the block keeps itself. */
-function standingFacts({ question, model, revision, problem }) {
-  return [["answers", given(question.text)], ["instructions", question.instructions && given(question.instructions)],
-    ["written by", model ? given(model) : "what the question finds, without an LLM"], ["holds at revision", count(revision ?? 0)],
+function standingFacts({ question, model, revision, revisions, problem }) {
+  const asked = (question.scopes ?? []).map(({ memory }) => [given(memory, "label"), revisions?.[memory] ? ` at revision ${count(revisions[memory])} ` : " "]);
+  return [["answers", given(question.text)], ["asks", asked.length > 0 && asked], ["instructions", question.instructions && given(question.instructions)],
+    ["written by", model ? given(model) : "what the question finds, without an LLM"], ["holds at revision", asked.length === 0 && count(revision ?? 0)],
     ["not up to date", problem && given(problem)]];
 }
 

@@ -8,15 +8,18 @@ Rule 3. A model that fails leaves the text, names the problem, and is tried agai
 replaced by what was found until then.
 Rule 4. The journal takes a text only if all fragments that it was made of are there with the same words
 (ports/blocks.py).
+Rule 5. A question with scopes is a recall over several memories by who set it, with the rights of the moment. Revisions
+are read before it. When rights may have changed, all such questions are recalled.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -26,11 +29,13 @@ from memstream_server.core.events import Purpose
 from memstream_server.core.retention import expiry_us
 from memstream_server.core.values import Fragment, TruthStatus
 from memstream_server.engine.background.task import BackgroundTask, wait_for_news
-from memstream_server.engine.errors import EngineError, EtagMismatch, MemoryNotFound, OwnedElsewhere
+from memstream_server.engine.errors import EngineError, EtagMismatch, MemoryNotFound, OwnedElsewhere, OwnerUnreachable
 from memstream_server.engine.lifecycle import drop_expired
 from memstream_server.engine.memory.decision import Decision, account_of
 from memstream_server.engine.requests import Query, RecallAnswer
 from memstream_server.ports.blocks import (
+    NO_REVISION,
+    AskedMemory,
     Block,
     BlockContent,
     BlockName,
@@ -47,8 +52,10 @@ if TYPE_CHECKING:
     from memstream_server.engine.blocks import Blocks
     from memstream_server.engine.memory.actor import Actor
     from memstream_server.engine.recall.recall import Recaller
+    from memstream_server.engine.recall.scopes import ScopedQuery
     from memstream_server.engine.runtime.dependencies import EngineParts
     from memstream_server.engine.runtime.registry import Registry
+    from memstream_server.ports.journal.records import MemoryRecord
 
 log = structlog.get_logger(__name__)
 
@@ -66,6 +73,20 @@ SHOWN_TOKENS, MEMORY_TOKENS = 12_000, 1_000
 _DIGEST_BYTES = 16
 RETRY_US, RETRY_MAX_US = 1_000_000, 600_000_000
 """The first and the longest wait after a failure; each is twice the one before."""
+DEGRADED_US = 10_000_000
+"""After this, an answer that lacks a memory is asked again."""
+
+
+class Asking(Protocol):
+    """Recalls over several memories in the name of a principal."""
+
+    @property
+    def rights(self) -> object:
+        """Another object once the rights of principals may have changed; None: everyone has all."""
+
+    def ask_as(self, principal: str, question: StandingQuestion) -> AbstractContextManager[ScopedQuery]:
+        """The question's query; within the context it is asked with the principal's rights. It leaves out memories that
+        do not exist, or that the principal may not recall."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,10 +96,26 @@ class _Found:
     answer: RecallAnswer
     shown: Sequence[tuple[Fragment, str]]
     digest: bytes
+    revision: int
+    records: Mapping[str, MemoryRecord]
+    """The memories that were asked, by path; the block's own by the empty one."""
+    paths: Mapping[str, str]
+    """The memory of each shown fragment."""
+    asked: tuple[AskedMemory, ...] = ()
+    """The memories of the scopes, as they were before."""
+    problem: str = ""
 
     @property
-    def contents(self) -> Mapping[str, str]:
-        return {one.id: one.content for one, _ in self.shown}
+    def contents(self) -> Mapping[str, Mapping[str, str]]:
+        """What was shown, by id, by the uid of its memory."""
+        found: dict[str, dict[str, str]] = {}
+        for one, _ in self.shown:
+            found.setdefault(self.record_of(one).uid, {})[one.id] = one.content
+        return found
+
+    def record_of(self, fragment: Fragment) -> MemoryRecord:
+        """Its memory's."""
+        return self.records[self.paths[fragment.id]]
 
 
 class StandingBlocks(BackgroundTask):
@@ -101,10 +138,14 @@ class StandingBlocks(BackgroundTask):
         self._recaller = recaller
         self._blocks = blocks
         self._model = model if parts.models.insights is not None else ""
+        self.asking: Asking | None = None
+        """Set before questions with scopes are asked."""
+        self._rights: object = None
+        """As of the last round."""
         self._news = asyncio.Event()
         self._failures: dict[tuple[str, str], int] = {}
         self.memories: frozenset[str] = frozenset()
-        """Uids of those with blocks that keep themselves, as far as this process knows."""
+        """Uids of those with blocks that keep themselves, and of those that they ask, as far as this process knows."""
         blocks.on_question = self.notify
 
     def notify(self) -> None:
@@ -129,6 +170,9 @@ class StandingBlocks(BackgroundTask):
 
     async def _run_round(self) -> int | None:
         """Renew what is due; the time at which more will be due without a commit."""
+        if self.asking is not None and (rights := self.asking.rights) is not self._rights:
+            await self._store.forget_asked()
+            self._rights = rights
         tended = await self._registry.ownership.select_tended()
         own = await find_own_due(self._store, tended, self._clock.now_us())
         for uid, name in own:
@@ -170,13 +214,16 @@ class StandingBlocks(BackgroundTask):
         if block is None or block.content.standing is None:
             return
         standing = block.content.standing
+        if standing.question.scopes and self.asking is None:
+            return  # the server has just started
         found = await self._recall(actor, block, standing)
         now_us = self._clock.now_us()
-        state = StandingState(found.answer.revision, now_us + PAUSE_US, self._find_next_look(actor, found))
+        look_us = self._find_next_look(found)
+        state = StandingState(found.revision, now_us + PAUSE_US, look_us, found.problem, found.asked)
         if found.digest == standing.digest:
             await self._store.set_state(actor.uid, block_name, state)
             return
-        holds = await self._still_holds(actor, block, standing)
+        holds = await self._still_holds(block, standing, found.records)
         rest_us = block.update_time_us + standing.question.min_interval_us
         if holds and standing.digest and now_us < rest_us:
             await self._store.set_state(actor.uid, block_name, StandingState(-1, now_us + PAUSE_US, rest_us))
@@ -195,46 +242,93 @@ class StandingBlocks(BackgroundTask):
 
     async def _recall(self, actor: Actor, block: Block, standing: StandingAnswer) -> _Found:
         question = standing.question
-        query = Query(
-            text=question.text,
-            limit=question.limit,
-            min_relevance=question.min_relevance,
-            filter=question.filter,
-            reinforce=False,
-            working_memory=False,
-        )
-        answer = await self._recaller.recall(actor, query)
-        each = [
-            shown.fragment
+        if question.scopes:
+            asked = await self._store.read_asked(actor.uid, block.name)
+            records, answer = await self._ask_memories(actor, block, standing)
+            revision, alone = NO_REVISION, next(iter(records), "")
+        else:
+            query = Query(
+                text=question.text,
+                limit=question.limit,
+                min_relevance=question.min_relevance,
+                filter=question.filter,
+                reinforce=False,
+                working_memory=False,
+            )
+            asked, records, alone = (), {"": actor.working.record}, ""
+            answer = await self._recaller.recall(actor, query)
+            revision = answer.revision
+        each = {
+            shown.fragment.id: (shown.fragment, one.memory or alone)
             for one in answer.recollections
             for shown in (one, one.companion)
             if shown is not None and shown.status is TruthStatus.CURRENT
-        ]
-        shown = write_shown(question.text, each, self._model, block.content.max_tokens)
-        return _Found(answer, shown, digest_answer(question, self._model, block.content.max_tokens, shown))
+        }
+        paths = {id_: path for id_, (_, path) in each.items()}
+        fragments = [one for one, _ in each.values()]
+        shown = write_shown(question.text, fragments, self._model, block.content.max_tokens)
+        digest = digest_answer(question, self._model, block.content.max_tokens, shown, paths)
+        missing = [path for one in question.scopes if (path := str(one.memory)) not in records]
+        problem = f"left out: {', '.join(missing)}: no such memory, or {block.principal or 'nobody'} may not recall it"
+        return _Found(answer, shown, digest, revision, records, paths, asked, problem if missing else "")
 
-    def _find_next_look(self, actor: Actor, found: _Found) -> int | None:
-        retention = actor.working.record.policy.retention
-        times = [expiry_us(one, retention) for one, _ in found.shown]
-        times.append(found.answer.validity_change_us)
+    async def _ask_memories(
+        self, actor: Actor, block: Block, standing: StandingAnswer
+    ) -> tuple[dict[str, MemoryRecord], RecallAnswer]:
+        """(the memories that were asked, by path; their answer). Without an answer, a text that no longer holds is
+        emptied. Raises EngineError."""
+        assert self.asking is not None
+        with self.asking.ask_as(block.principal, standing.question) as query:
+            asked = await query.find_memories()
+            records = {one.path: one.record for one in asked}
+            try:
+                return records, await query.recall(asked, None)
+            except EngineError as error:
+                problem = OwnerUnreachable(error.message)  # the block's memory is here
+        if block.content.text and not await self._still_holds(block, standing, records):
+            emptied = replace(standing, citations=(), sources=(), memories=(), digest=b"")
+            content = replace(block.content, text="", standing=emptied)
+            name = BlockName(MemoryName(actor.working.record.namespace, actor.working.record.name), block.name)
+            await self._blocks.renew(name, block, content, {}, StandingState())
+        raise problem
+
+    def _find_next_look(self, found: _Found) -> int | None:
+        now_us, times = self._clock.now_us(), [found.answer.validity_change_us]
+        for one, _ in found.shown:
+            times.append(expiry_us(one, found.record_of(one).policy.retention))
+            times.append(one.next_validity_us(now_us))  # of another server's memory the answer has no time
+        if found.asked and found.answer.degraded:
+            times.append(now_us + DEGRADED_US)
         return min([one for one in times if one is not None], default=None)
 
-    async def _still_holds(self, actor: Actor, block: Block, standing: StandingAnswer) -> bool:
-        """Whether all that the text was made of is there, current, and unchanged since."""
-        now_us, seen = self._clock.now_us(), -1 if block.state is None else block.state.revision
-        there = await self._journal.get_fragments(actor.uid, standing.sources)
-        current = [
-            one
-            for one in drop_expired(there, actor.working.record, now_us)
-            if one.forget_time_us is None and one.status_at(now_us) is TruthStatus.CURRENT and one.version <= seen
-        ]
-        return len(current) == len(standing.sources)
+    async def _still_holds(self, block: Block, standing: StandingAnswer, records: Mapping[str, MemoryRecord]) -> bool:
+        """Whether all that the text was made of is there, current, and unchanged since. records: by path, of the
+        memories that may be asked."""
+        state, now_us = block.state or StandingState(), self._clock.now_us()
+        seen = {str(one.memory): one.revision for one in state.asked} or {"": state.revision}
+        of_memory: dict[str, list[str]] = {}
+        for id_, path in zip(standing.sources, standing.memories or [""] * len(standing.sources), strict=True):
+            of_memory.setdefault(path, []).append(id_)
+        for path, ids in of_memory.items():
+            if path not in records:
+                return False
+            there = await self._journal.get_fragments(records[path].uid, ids)
+            current = [
+                one
+                for one in drop_expired(there, records[path], now_us)
+                if one.forget_time_us is None
+                and one.status_at(now_us) is TruthStatus.CURRENT
+                and one.version <= seen.get(path, -1)
+            ]
+            if len(current) < len(ids):
+                return False
+        return True
 
     async def _write(
         self, actor: Actor, block: Block, standing: StandingAnswer, found: _Found
     ) -> tuple[BlockContent, int]:
         """With an LLM its answer, else what was found; and the revision at which it holds. Raises ModelError."""
-        held = found.answer.revision
+        held = found.revision
         if self._insights is None or not found.shown:
             return _with_digest(self._show_found(block, standing, found), found.digest), held
         tokens = block.content.max_tokens or TOKENS
@@ -286,7 +380,8 @@ async def _record_cost(actor: Actor, account: Account) -> int:
 
 def _make_answer(standing: StandingAnswer, found: _Found, citations: Sequence[tuple[str, ...]]) -> StandingAnswer:
     sources = tuple([one.id for one, _ in found.shown])
-    return replace(standing, citations=tuple(citations), sources=sources, digest=b"", model="")
+    memories = tuple([found.paths[id_] for id_ in sources]) if standing.question.scopes else ()
+    return replace(standing, citations=tuple(citations), sources=sources, memories=memories, digest=b"", model="")
 
 
 def still_holds(content: BlockContent, there: Sequence[Fragment], now_us: int) -> bool:
@@ -297,7 +392,7 @@ def still_holds(content: BlockContent, there: Sequence[Fragment], now_us: int) -
         return False
     current = [one for one in there if one.forget_time_us is None and one.status_at(now_us) is TruthStatus.CURRENT]
     shown = write_shown(standing.question.text, current, standing.model, content.max_tokens)
-    return digest_answer(standing.question, standing.model, content.max_tokens, shown) == standing.digest
+    return digest_answer(standing.question, standing.model, content.max_tokens, shown, {}) == standing.digest
 
 
 def write_shown(question: str, found: Sequence[Fragment], model: str, most: int) -> list[tuple[Fragment, str]]:
@@ -305,11 +400,18 @@ def write_shown(question: str, found: Sequence[Fragment], model: str, most: int)
     return write_lines(question, found, SHOWN_TOKENS if model else most or TOKENS, MEMORY_TOKENS if model else 0)
 
 
-def digest_answer(question: StandingQuestion, model: str, most: int, shown: Sequence[tuple[Fragment, str]]) -> bytes:
-    """Differs if what a text is made of does."""
+def digest_answer(
+    question: StandingQuestion,
+    model: str,
+    most: int,
+    shown: Sequence[tuple[Fragment, str]],
+    paths: Mapping[str, str],
+) -> bytes:
+    """Differs if what a text is made of does. paths: the memory of each fragment, if it is not the block's own."""
     texts = [question.text, question.instructions, model, str(most)]
     for fragment, line in shown:
-        texts += (fragment.id, line)
+        path = paths.get(fragment.id)
+        texts += (path, fragment.id, line) if path else (fragment.id, line)
     digest = blake2b(digest_size=_DIGEST_BYTES)
     for text in texts:
         encoded = text.encode()

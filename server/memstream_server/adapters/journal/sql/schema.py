@@ -277,6 +277,25 @@ standing_blocks = Table(  # those that keep themselves; `blocks` has their quest
     Column("problem", TEXT, nullable=False),
 )
 
+standing_memories = Table(  # those that questions with scopes name; without `uid` there is none
+    "standing_memories",
+    metadata,
+    Column("memory", BigInteger, primary_key=True, autoincrement=False),  # of the block
+    Column("block", TEXT, primary_key=True),
+    Column("namespace", TEXT, primary_key=True),
+    Column("name", TEXT, primary_key=True),
+    Column("uid", TEXT, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+)
+
+block_sources = Table(  # other memories that a version was made of
+    "block_sources",
+    metadata,
+    Column("key", BigInteger, primary_key=True, autoincrement=False),  # of the version
+    Column("source", BigInteger, primary_key=True, autoincrement=False),
+)
+Index("block_sources_source", block_sources.c.source, block_sources.c.key)
+
 outbox = Table(  # identifies the memory by uid, because its rows outlive the memory
     "outbox",
     metadata,
@@ -325,9 +344,12 @@ jobs = Table(
 Index("jobs_memory", jobs.c.memory)
 Index("jobs_oldest", jobs.c.create_time_us, jobs.c.id)
 
-KEYED_TABLES = (vectors, versions, observations, events, recall_receipts, blocks, fragments)
+KEYED_TABLES = (vectors, versions, observations, events, recall_receipts, blocks, block_sources, fragments)
 """Tables with rows of a memory, by `key`."""
-NUMBERED_TABLES = (producers, receipts, anchors, jobs, conflicts, memory_labels, event_fragments, standing_blocks)
+NUMBERED_TABLES = (
+    *(producers, receipts, anchors, jobs, conflicts),
+    *(memory_labels, event_fragments, standing_blocks, standing_memories),
+)
 """Tables with rows of a memory, by its number in `memory`. Deletion and `memstream verify` read both tuples."""
 
 

@@ -22,6 +22,7 @@ from sqlalchemy import (
     update,
 )
 
+from memstream_server.adapters.journal.blocks import erase_made_of
 from memstream_server.adapters.journal.database import postgres
 from memstream_server.adapters.journal.database.database import run_compiled
 from memstream_server.adapters.journal.sql import bulk, codec
@@ -259,6 +260,7 @@ def delete_memory(connection: Connection, uid: str, answer: Answer | None, epoch
     drop_labels(connection, number)  # at once: another memory may get the name before the other rows are removed
     connection.execute(_NOTE_DELETION, {"m": number})
     connection.execute(_DELETE_MEMORY, {"m": number})
+    erase_made_of(connection, number)
     put_answer(connection, answer)
 
 

@@ -23,6 +23,7 @@ from memstream_server.adapters.journal.sql.schema import (
     KEYED_TABLES,
     NUMBERED_TABLES,
     POSITION_BITS,
+    block_sources,
     blocks,
     conversation_labels,
     conversations,
@@ -161,9 +162,11 @@ def _check_memory(
 def _check_blocks(connection: Connection, memory: Any, name: str, report: Report) -> None:
     """Each version can be read, says what its columns say, and is not above the memory's last one."""
     low, high = key_range(memory.number)
+    made_of_others = set(connection.scalars(select(block_sources.c.key).where(block_sources.c.key.between(low, high))))
     for row in connection.execute(select(blocks).where(blocks.c.key.between(low, high))):
         report.count_checked("blocks")
         version = key_position(row.key)
+        made_of_others.discard(row.key)
         try:
             block = codec.decode_block(row.payload)
         except (JournalError, ValueError) as error:
@@ -174,6 +177,8 @@ def _check_blocks(connection: Connection, memory: Any, name: str, report: Report
             report.add_violation("blocks", text, name)
         if version > memory.block_version:
             report.add_violation("blocks", f"version {version} is above the last one, {memory.block_version}", name)
+    for key in sorted(made_of_others):
+        report.add_violation("blocks", f"version {key_position(key)} has sources, and does not exist", name)
 
 
 def _check_labels(connection: Connection, row: Any, record: MemoryRecord, name: str, report: Report) -> None:

@@ -47,6 +47,8 @@ _INT64 = range(-(2**63), 2**63)
 _AN_ID = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}")
 FILTERS_MAX = 256
 """In the filter of a block's question, as in a request."""
+SCOPES_MAX = 100
+"""Of a block's question, as of a recall."""
 
 
 class MalformedExport(Exception):
@@ -271,6 +273,9 @@ class Checker:
         for name, value, low, high in bounds:
             if not low <= value <= high:
                 raise self._error_at(f"standing.question.{name}", f"must be from {low} to {high}")
+        named = {scope.memory for scope in asked.scopes}
+        if len(named) < len(asked.scopes) or len(named) > SCOPES_MAX:
+            raise self._error_at("standing.question.scopes", f"must be at most {SCOPES_MAX} different memories")
         if _count_filters(asked.filter) > FILTERS_MAX:
             raise self._error_at("standing.question.filter", f"has more than {FILTERS_MAX} filters")
         for id_ in (*standing.sources, *chain(*standing.citations)):

@@ -32,7 +32,7 @@ from memstream_server.engine.operations.transfer.lines import (
 )
 from memstream_server.engine.runtime.call_context import close_result
 from memstream_server.engine.settings import TransferSettings
-from memstream_server.ports.blocks import Block, BlockContent
+from memstream_server.ports.blocks import Block, BlockContent, StandingAnswer
 from memstream_server.ports.conversations import Message, Plan
 
 SUFFIX = ".import"
@@ -210,8 +210,12 @@ def lines_from(path: Path, offset: int) -> Iterator[Line]:
 
 
 def block_of(line: BlockLine, principal: str = "") -> Block:
-    """The block of a line, written by `principal`."""
-    content = BlockContent(line.text, line.max_tokens, tuple(sorted(line.metadata.items())), line.standing)
+    """The block of a line, written by `principal`. What other memories said is left out: it is asked again, with the
+    rights of `principal`."""
+    text, standing = line.text, line.standing
+    if standing is not None and (standing.question.scopes or standing.memories):
+        text, standing = "", StandingAnswer(standing.question)
+    content = BlockContent(text, line.max_tokens, tuple(sorted(line.metadata.items())), standing)
     return Block(line.name, line.version, content, line.create_time_us, line.update_time_us, principal)
 
 

@@ -10,19 +10,21 @@ import type { Duration, Timestamp } from "@bufbuild/protobuf/wkt";
 import { file_google_protobuf_duration, file_google_protobuf_timestamp } from "@bufbuild/protobuf/wkt";
 import type { FragmentFilter, MetadataValue } from "./fragment_pb.js";
 import { file_memstream_v1_fragment } from "./fragment_pb.js";
+import type { RecallScope } from "./scope_pb.js";
+import { file_memstream_v1_scope } from "./scope_pb.js";
 import type { Message } from "@bufbuild/protobuf";
 
 /**
  * Describes the file memstream/v1/block_service.proto.
  */
 export const file_memstream_v1_block_service: GenFile = /*@__PURE__*/
-  fileDesc("CiBtZW1zdHJlYW0vdjEvYmxvY2tfc2VydmljZS5wcm90bxIMbWVtc3RyZWFtLnYxIuEBChBTdGFuZGluZ1F1ZXN0aW9uEgwKBHRleHQYASABKAkSFAoMaW5zdHJ1Y3Rpb25zGAIgASgJEhIKBWxpbWl0GAMgASgFSACIAQESGgoNbWluX3JlbGV2YW5jZRgEIAEoAUgBiAEBEiwKBmZpbHRlchgFIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchIvCgxtaW5faW50ZXJ2YWwYBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb25CCAoGX2xpbWl0QhAKDl9taW5fcmVsZXZhbmNlIiQKDExpbmVDaXRhdGlvbhIUCgxmcmFnbWVudF9pZHMYASADKAkiowEKDlN0YW5kaW5nQW5zd2VyEjAKCHF1ZXN0aW9uGAEgASgLMh4ubWVtc3RyZWFtLnYxLlN0YW5kaW5nUXVlc3Rpb24SLQoJY2l0YXRpb25zGAIgAygLMhoubWVtc3RyZWFtLnYxLkxpbmVDaXRhdGlvbhINCgVtb2RlbBgDIAEoCRIQCghyZXZpc2lvbhgEIAEoAxIPCgdwcm9ibGVtGAUgASgJIqkDCgVCbG9jaxIMCgRuYW1lGAEgASgJEgwKBHRleHQYAiABKAkSDAoEZXRhZxgDIAEoCRIPCgd2ZXJzaW9uGAQgASgDEhIKCm1heF90b2tlbnMYBSABKAUSMwoIbWV0YWRhdGEYBiADKAsyIS5tZW1zdHJlYW0udjEuQmxvY2suTWV0YWRhdGFFbnRyeRIvCgtjcmVhdGVfdGltZRgHIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLwoLdXBkYXRlX3RpbWUYCCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEhEKCXByaW5jaXBhbBgJIAEoCRIOCgZ0b2tlbnMYCiABKAUSGQoRaGlkZGVuX2NoYXJhY3RlcnMYCyADKAkSLgoIc3RhbmRpbmcYDCABKAsyHC5tZW1zdHJlYW0udjEuU3RhbmRpbmdBbnN3ZXIaTAoNTWV0YWRhdGFFbnRyeRILCgNrZXkYASABKAkSKgoFdmFsdWUYAiABKAsyGy5tZW1zdHJlYW0udjEuTWV0YWRhdGFWYWx1ZToCOAEimgEKDUJsb2NrTWV0YWRhdGESOwoIbWV0YWRhdGEYASADKAsyKS5tZW1zdHJlYW0udjEuQmxvY2tNZXRhZGF0YS5NZXRhZGF0YUVudHJ5GkwKDU1ldGFkYXRhRW50cnkSCwoDa2V5GAEgASgJEioKBXZhbHVlGAIgASgLMhsubWVtc3RyZWFtLnYxLk1ldGFkYXRhVmFsdWU6AjgBIqACCg9QdXRCbG9ja1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRINCgVibG9jaxgDIAEoCRIMCgR0ZXh0GAQgASgJEhcKCm1heF90b2tlbnMYBSABKAVIAYgBARItCghtZXRhZGF0YRgGIAEoCzIbLm1lbXN0cmVhbS52MS5CbG9ja01ldGFkYXRhEg4KBGV0YWcYByABKAlIABIQCgZhYnNlbnQYCCABKAhIABISCgpyZXF1ZXN0X2lkGAkgASgJEjAKCHN0YW5kaW5nGAogASgLMh4ubWVtc3RyZWFtLnYxLlN0YW5kaW5nUXVlc3Rpb25CDgoMcHJlY29uZGl0aW9uQg0KC19tYXhfdG9rZW5zIjYKEFB1dEJsb2NrUmVzcG9uc2USIgoFYmxvY2sYASABKAsyEy5tZW1zdHJlYW0udjEuQmxvY2siVAoPR2V0QmxvY2tSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDQoFYmxvY2sYAyABKAkSDwoHdmVyc2lvbhgEIAEoAyI2ChBHZXRCbG9ja1Jlc3BvbnNlEiIKBWJsb2NrGAEgASgLMhMubWVtc3RyZWFtLnYxLkJsb2NrIl0KEUxpc3RCbG9ja3NSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSEQoJcGFnZV9zaXplGAMgASgFEhIKCnBhZ2VfdG9rZW4YBCABKAkiUgoSTGlzdEJsb2Nrc1Jlc3BvbnNlEiMKBmJsb2NrcxgBIAMoCzITLm1lbXN0cmVhbS52MS5CbG9jaxIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkicwoYTGlzdEJsb2NrVmVyc2lvbnNSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDQoFYmxvY2sYAyABKAkSEQoJcGFnZV9zaXplGAQgASgFEhIKCnBhZ2VfdG9rZW4YBSABKAkiWwoZTGlzdEJsb2NrVmVyc2lvbnNSZXNwb25zZRIlCgh2ZXJzaW9ucxgBIAMoCzITLm1lbXN0cmVhbS52MS5CbG9jaxIXCg9uZXh0X3BhZ2VfdG9rZW4YAiABKAkiHQoNQXBwZW5kVG9CbG9jaxIMCgR0ZXh0GAEgASgJIioKDlJlcGxhY2VJbkJsb2NrEgsKA29sZBgBIAEoCRILCgNuZXcYAiABKAkiKwoNSW5zZXJ0SW5CbG9jaxIMCgRsaW5lGAEgASgFEgwKBHRleHQYAiABKAki/QEKEEVkaXRCbG9ja1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRINCgVibG9jaxgDIAEoCRItCgZhcHBlbmQYBCABKAsyGy5tZW1zdHJlYW0udjEuQXBwZW5kVG9CbG9ja0gAEi8KB3JlcGxhY2UYBSABKAsyHC5tZW1zdHJlYW0udjEuUmVwbGFjZUluQmxvY2tIABItCgZpbnNlcnQYBiABKAsyGy5tZW1zdHJlYW0udjEuSW5zZXJ0SW5CbG9ja0gAEgwKBGV0YWcYByABKAkSEgoKcmVxdWVzdF9pZBgIIAEoCUIGCgRlZGl0IjcKEUVkaXRCbG9ja1Jlc3BvbnNlEiIKBWJsb2NrGAEgASgLMhMubWVtc3RyZWFtLnYxLkJsb2NrImgKEkRlbGV0ZUJsb2NrUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEg0KBWJsb2NrGAMgASgJEgwKBGV0YWcYBCABKAkSEgoKcmVxdWVzdF9pZBgFIAEoCSImChNEZWxldGVCbG9ja1Jlc3BvbnNlEg8KB2RlbGV0ZWQYASABKAgi6wEKEldhdGNoQmxvY2tzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEjoKBWtub3duGAMgAygLMisubWVtc3RyZWFtLnYxLldhdGNoQmxvY2tzUmVxdWVzdC5Lbm93bkVudHJ5EhIKCm1lbW9yeV91aWQYBCABKAkSNAoRcHJvZ3Jlc3NfaW50ZXJ2YWwYBSABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24aLAoKS25vd25FbnRyeRILCgNrZXkYASABKAkSDQoFdmFsdWUYAiABKAM6AjgBIl8KE1dhdGNoQmxvY2tzUmVzcG9uc2USIwoGYmxvY2tzGAEgAygLMhMubWVtc3RyZWFtLnYxLkJsb2NrEg8KB2RlbGV0ZWQYAiADKAkSEgoKbWVtb3J5X3VpZBgDIAEoCTLTBAoMQmxvY2tTZXJ2aWNlEkkKCFB1dEJsb2NrEh0ubWVtc3RyZWFtLnYxLlB1dEJsb2NrUmVxdWVzdBoeLm1lbXN0cmVhbS52MS5QdXRCbG9ja1Jlc3BvbnNlEkkKCEdldEJsb2NrEh0ubWVtc3RyZWFtLnYxLkdldEJsb2NrUmVxdWVzdBoeLm1lbXN0cmVhbS52MS5HZXRCbG9ja1Jlc3BvbnNlEk8KCkxpc3RCbG9ja3MSHy5tZW1zdHJlYW0udjEuTGlzdEJsb2Nrc1JlcXVlc3QaIC5tZW1zdHJlYW0udjEuTGlzdEJsb2Nrc1Jlc3BvbnNlEmQKEUxpc3RCbG9ja1ZlcnNpb25zEiYubWVtc3RyZWFtLnYxLkxpc3RCbG9ja1ZlcnNpb25zUmVxdWVzdBonLm1lbXN0cmVhbS52MS5MaXN0QmxvY2tWZXJzaW9uc1Jlc3BvbnNlEkwKCUVkaXRCbG9jaxIeLm1lbXN0cmVhbS52MS5FZGl0QmxvY2tSZXF1ZXN0Gh8ubWVtc3RyZWFtLnYxLkVkaXRCbG9ja1Jlc3BvbnNlElIKC0RlbGV0ZUJsb2NrEiAubWVtc3RyZWFtLnYxLkRlbGV0ZUJsb2NrUmVxdWVzdBohLm1lbXN0cmVhbS52MS5EZWxldGVCbG9ja1Jlc3BvbnNlElQKC1dhdGNoQmxvY2tzEiAubWVtc3RyZWFtLnYxLldhdGNoQmxvY2tzUmVxdWVzdBohLm1lbXN0cmVhbS52MS5XYXRjaEJsb2Nrc1Jlc3BvbnNlMAFCUgoQZGV2Lm1lbXN0cmVhbS52MUIRQmxvY2tTZXJ2aWNlUHJvdG9QAVopbWVtc3RyZWFtLmRldi9nby9tZW1zdHJlYW0vdjE7bWVtc3RyZWFtdjFiBnByb3RvMw", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_memstream_v1_fragment]);
+  fileDesc("CiBtZW1zdHJlYW0vdjEvYmxvY2tfc2VydmljZS5wcm90bxIMbWVtc3RyZWFtLnYxIowCChBTdGFuZGluZ1F1ZXN0aW9uEgwKBHRleHQYASABKAkSFAoMaW5zdHJ1Y3Rpb25zGAIgASgJEhIKBWxpbWl0GAMgASgFSACIAQESGgoNbWluX3JlbGV2YW5jZRgEIAEoAUgBiAEBEiwKBmZpbHRlchgFIAEoCzIcLm1lbXN0cmVhbS52MS5GcmFnbWVudEZpbHRlchIvCgxtaW5faW50ZXJ2YWwYBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24SKQoGc2NvcGVzGAcgAygLMhkubWVtc3RyZWFtLnYxLlJlY2FsbFNjb3BlQggKBl9saW1pdEIQCg5fbWluX3JlbGV2YW5jZSI2CgxMaW5lQ2l0YXRpb24SFAoMZnJhZ21lbnRfaWRzGAEgAygJEhAKCG1lbW9yaWVzGAIgAygJIpUCCg5TdGFuZGluZ0Fuc3dlchIwCghxdWVzdGlvbhgBIAEoCzIeLm1lbXN0cmVhbS52MS5TdGFuZGluZ1F1ZXN0aW9uEi0KCWNpdGF0aW9ucxgCIAMoCzIaLm1lbXN0cmVhbS52MS5MaW5lQ2l0YXRpb24SDQoFbW9kZWwYAyABKAkSEAoIcmV2aXNpb24YBCABKAMSDwoHcHJvYmxlbRgFIAEoCRI+CglyZXZpc2lvbnMYBiADKAsyKy5tZW1zdHJlYW0udjEuU3RhbmRpbmdBbnN3ZXIuUmV2aXNpb25zRW50cnkaMAoOUmV2aXNpb25zRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgDOgI4ASKpAwoFQmxvY2sSDAoEbmFtZRgBIAEoCRIMCgR0ZXh0GAIgASgJEgwKBGV0YWcYAyABKAkSDwoHdmVyc2lvbhgEIAEoAxISCgptYXhfdG9rZW5zGAUgASgFEjMKCG1ldGFkYXRhGAYgAygLMiEubWVtc3RyZWFtLnYxLkJsb2NrLk1ldGFkYXRhRW50cnkSLwoLY3JlYXRlX3RpbWUYByABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEi8KC3VwZGF0ZV90aW1lGAggASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIRCglwcmluY2lwYWwYCSABKAkSDgoGdG9rZW5zGAogASgFEhkKEWhpZGRlbl9jaGFyYWN0ZXJzGAsgAygJEi4KCHN0YW5kaW5nGAwgASgLMhwubWVtc3RyZWFtLnYxLlN0YW5kaW5nQW5zd2VyGkwKDU1ldGFkYXRhRW50cnkSCwoDa2V5GAEgASgJEioKBXZhbHVlGAIgASgLMhsubWVtc3RyZWFtLnYxLk1ldGFkYXRhVmFsdWU6AjgBIpoBCg1CbG9ja01ldGFkYXRhEjsKCG1ldGFkYXRhGAEgAygLMikubWVtc3RyZWFtLnYxLkJsb2NrTWV0YWRhdGEuTWV0YWRhdGFFbnRyeRpMCg1NZXRhZGF0YUVudHJ5EgsKA2tleRgBIAEoCRIqCgV2YWx1ZRgCIAEoCzIbLm1lbXN0cmVhbS52MS5NZXRhZGF0YVZhbHVlOgI4ASKgAgoPUHV0QmxvY2tSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDQoFYmxvY2sYAyABKAkSDAoEdGV4dBgEIAEoCRIXCgptYXhfdG9rZW5zGAUgASgFSAGIAQESLQoIbWV0YWRhdGEYBiABKAsyGy5tZW1zdHJlYW0udjEuQmxvY2tNZXRhZGF0YRIOCgRldGFnGAcgASgJSAASEAoGYWJzZW50GAggASgISAASEgoKcmVxdWVzdF9pZBgJIAEoCRIwCghzdGFuZGluZxgKIAEoCzIeLm1lbXN0cmVhbS52MS5TdGFuZGluZ1F1ZXN0aW9uQg4KDHByZWNvbmRpdGlvbkINCgtfbWF4X3Rva2VucyI2ChBQdXRCbG9ja1Jlc3BvbnNlEiIKBWJsb2NrGAEgASgLMhMubWVtc3RyZWFtLnYxLkJsb2NrIlQKD0dldEJsb2NrUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEg0KBWJsb2NrGAMgASgJEg8KB3ZlcnNpb24YBCABKAMiNgoQR2V0QmxvY2tSZXNwb25zZRIiCgVibG9jaxgBIAEoCzITLm1lbXN0cmVhbS52MS5CbG9jayJdChFMaXN0QmxvY2tzUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEhEKCXBhZ2Vfc2l6ZRgDIAEoBRISCgpwYWdlX3Rva2VuGAQgASgJIlIKEkxpc3RCbG9ja3NSZXNwb25zZRIjCgZibG9ja3MYASADKAsyEy5tZW1zdHJlYW0udjEuQmxvY2sSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJInMKGExpc3RCbG9ja1ZlcnNpb25zUmVxdWVzdBIRCgluYW1lc3BhY2UYASABKAkSDgoGbWVtb3J5GAIgASgJEg0KBWJsb2NrGAMgASgJEhEKCXBhZ2Vfc2l6ZRgEIAEoBRISCgpwYWdlX3Rva2VuGAUgASgJIlsKGUxpc3RCbG9ja1ZlcnNpb25zUmVzcG9uc2USJQoIdmVyc2lvbnMYASADKAsyEy5tZW1zdHJlYW0udjEuQmxvY2sSFwoPbmV4dF9wYWdlX3Rva2VuGAIgASgJIh0KDUFwcGVuZFRvQmxvY2sSDAoEdGV4dBgBIAEoCSIqCg5SZXBsYWNlSW5CbG9jaxILCgNvbGQYASABKAkSCwoDbmV3GAIgASgJIisKDUluc2VydEluQmxvY2sSDAoEbGluZRgBIAEoBRIMCgR0ZXh0GAIgASgJIv0BChBFZGl0QmxvY2tSZXF1ZXN0EhEKCW5hbWVzcGFjZRgBIAEoCRIOCgZtZW1vcnkYAiABKAkSDQoFYmxvY2sYAyABKAkSLQoGYXBwZW5kGAQgASgLMhsubWVtc3RyZWFtLnYxLkFwcGVuZFRvQmxvY2tIABIvCgdyZXBsYWNlGAUgASgLMhwubWVtc3RyZWFtLnYxLlJlcGxhY2VJbkJsb2NrSAASLQoGaW5zZXJ0GAYgASgLMhsubWVtc3RyZWFtLnYxLkluc2VydEluQmxvY2tIABIMCgRldGFnGAcgASgJEhIKCnJlcXVlc3RfaWQYCCABKAlCBgoEZWRpdCI3ChFFZGl0QmxvY2tSZXNwb25zZRIiCgVibG9jaxgBIAEoCzITLm1lbXN0cmVhbS52MS5CbG9jayJoChJEZWxldGVCbG9ja1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRINCgVibG9jaxgDIAEoCRIMCgRldGFnGAQgASgJEhIKCnJlcXVlc3RfaWQYBSABKAkiJgoTRGVsZXRlQmxvY2tSZXNwb25zZRIPCgdkZWxldGVkGAEgASgIIusBChJXYXRjaEJsb2Nrc1JlcXVlc3QSEQoJbmFtZXNwYWNlGAEgASgJEg4KBm1lbW9yeRgCIAEoCRI6CgVrbm93bhgDIAMoCzIrLm1lbXN0cmVhbS52MS5XYXRjaEJsb2Nrc1JlcXVlc3QuS25vd25FbnRyeRISCgptZW1vcnlfdWlkGAQgASgJEjQKEXByb2dyZXNzX2ludGVydmFsGAUgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uGiwKCktub3duRW50cnkSCwoDa2V5GAEgASgJEg0KBXZhbHVlGAIgASgDOgI4ASJfChNXYXRjaEJsb2Nrc1Jlc3BvbnNlEiMKBmJsb2NrcxgBIAMoCzITLm1lbXN0cmVhbS52MS5CbG9jaxIPCgdkZWxldGVkGAIgAygJEhIKCm1lbW9yeV91aWQYAyABKAky0wQKDEJsb2NrU2VydmljZRJJCghQdXRCbG9jaxIdLm1lbXN0cmVhbS52MS5QdXRCbG9ja1JlcXVlc3QaHi5tZW1zdHJlYW0udjEuUHV0QmxvY2tSZXNwb25zZRJJCghHZXRCbG9jaxIdLm1lbXN0cmVhbS52MS5HZXRCbG9ja1JlcXVlc3QaHi5tZW1zdHJlYW0udjEuR2V0QmxvY2tSZXNwb25zZRJPCgpMaXN0QmxvY2tzEh8ubWVtc3RyZWFtLnYxLkxpc3RCbG9ja3NSZXF1ZXN0GiAubWVtc3RyZWFtLnYxLkxpc3RCbG9ja3NSZXNwb25zZRJkChFMaXN0QmxvY2tWZXJzaW9ucxImLm1lbXN0cmVhbS52MS5MaXN0QmxvY2tWZXJzaW9uc1JlcXVlc3QaJy5tZW1zdHJlYW0udjEuTGlzdEJsb2NrVmVyc2lvbnNSZXNwb25zZRJMCglFZGl0QmxvY2sSHi5tZW1zdHJlYW0udjEuRWRpdEJsb2NrUmVxdWVzdBofLm1lbXN0cmVhbS52MS5FZGl0QmxvY2tSZXNwb25zZRJSCgtEZWxldGVCbG9jaxIgLm1lbXN0cmVhbS52MS5EZWxldGVCbG9ja1JlcXVlc3QaIS5tZW1zdHJlYW0udjEuRGVsZXRlQmxvY2tSZXNwb25zZRJUCgtXYXRjaEJsb2NrcxIgLm1lbXN0cmVhbS52MS5XYXRjaEJsb2Nrc1JlcXVlc3QaIS5tZW1zdHJlYW0udjEuV2F0Y2hCbG9ja3NSZXNwb25zZTABQlIKEGRldi5tZW1zdHJlYW0udjFCEUJsb2NrU2VydmljZVByb3RvUAFaKW1lbXN0cmVhbS5kZXYvZ28vbWVtc3RyZWFtL3YxO21lbXN0cmVhbXYxYgZwcm90bzM", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_memstream_v1_fragment, file_memstream_v1_scope]);
 
 /**
  * A question to the memory, of which a block has the answer: a standing answer. The server recalls the question after
  * commits, and writes the block again when what it finds has changed: with an LLM its answer, else the memories that it
  * finds, a line for each. When a memory that the text was made of is erased, the text and the versions that were made of
- * it are erased in the same transaction.
+ * it are erased in the same transaction, also if it is another memory's.
  *
  * @generated from message memstream.v1.StandingQuestion
  */
@@ -69,6 +71,15 @@ export type StandingQuestion = Message<"memstream.v1.StandingQuestion"> & {
    * @generated from field: google.protobuf.Duration min_interval = 6;
    */
   minInterval?: Duration | undefined;
+
+  /**
+   * The memories that are asked instead of the block's own, as RecallQuery.scopes: each with `memory`, without
+   * `min_revision`. A memory that does not exist, or that who set the question may not recall now, is left out, and
+   * `StandingAnswer.problem` names it. Setting them needs the right to recall each of them.
+   *
+   * @generated from field: repeated memstream.v1.RecallScope scopes = 7;
+   */
+  scopes: RecallScope[];
 };
 
 /**
@@ -90,6 +101,13 @@ export type LineCitation = Message<"memstream.v1.LineCitation"> & {
    * @generated from field: repeated string fragment_ids = 1;
    */
   fragmentIds: string[];
+
+  /**
+   * The memory of each, as "namespace/memory"; empty without scopes: the block's own.
+   *
+   * @generated from field: repeated string memories = 2;
+   */
+  memories: string[];
 };
 
 /**
@@ -127,20 +145,28 @@ export type StandingAnswer = Message<"memstream.v1.StandingAnswer"> & {
   model: string;
 
   /**
-   * The revision of the memory up to which the text is known to hold; 0: it is not written yet. Only in answers of
-   * GetBlock and ListBlocks.
+   * The revision of the memory up to which the text is known to hold; 0: it is not written yet, or the question has
+   * scopes. Only in answers of GetBlock and ListBlocks.
    *
    * @generated from field: int64 revision = 4;
    */
   revision: bigint;
 
   /**
-   * Why the text is not up to date: a model that does not answer, a quota. It is tried again. Empty: nothing is wrong.
-   * Only in answers of GetBlock and ListBlocks.
+   * Why the text is not up to date: a model that does not answer, a quota, memories that were left out. It is tried
+   * again. Empty: nothing is wrong. Only in answers of GetBlock and ListBlocks.
    *
    * @generated from field: string problem = 5;
    */
   problem: string;
+
+  /**
+   * With scopes: for each memory that there was, as "namespace/memory", the revision up to which the text is known to
+   * hold. Only in answers of GetBlock and ListBlocks.
+   *
+   * @generated from field: map<string, int64> revisions = 6;
+   */
+  revisions: { [key: string]: bigint };
 };
 
 /**
@@ -349,7 +375,7 @@ export type PutBlockRequest = Message<"memstream.v1.PutBlockRequest"> & {
 
   /**
    * The block keeps itself from now on: `text` must be empty, and the present text stays until the first answer. Needs
-   * the right to recall the memory, too. Unset: the block has `text`, and no longer keeps itself.
+   * the right to recall the memories that are asked, too. Unset: the block has `text`, and no longer keeps itself.
    *
    * @generated from field: memstream.v1.StandingQuestion standing = 10;
    */
@@ -933,7 +959,7 @@ export const WatchBlocksResponseSchema: GenMessage<WatchBlocksResponse> = /*@__P
  * keeps its latest versions (setting `block_versions_max`). Recall does not rank blocks. Clearing a memory keeps its
  * blocks, deleting it deletes them, a clone has none.
  *
- * A block with a standing question keeps itself: the server writes it from the memory, see StandingQuestion.
+ * A block with a standing question keeps itself: the server writes it from memories, see StandingQuestion.
  *
  * Names are 1 to 128 characters of letters, digits, "-", "_", "." and "~", beginning with a letter or digit. Programs
  * write `agent/joy#persona`: namespace, memory, block.
