@@ -178,8 +178,9 @@ class CoreMemory:
         return 0.0 if own is None or vector is None else compute_cosine(own, vector)
 
     async def clear(self, tiers: Sequence[Tier]) -> None:
-        rest = [fragment for id_, fragment in self.known.items() if id_ not in self.held()]
-        self.apply(lifecycle.clear_tiers(self.state, rest, tiers))
+        present = self.known | {id_: held.fragment for id_, held in self.held().items()}
+        leaving = [fragment for fragment in present.values() if fragment.tier in tiers]
+        self.apply(lifecycle.clear_fragments(self.state, leaving, resets=Tier.LONG_TERM in tiers))
 
     async def forget(self, ids: Sequence[str], reason: Reason = Reason.REQUESTED) -> None:
         self.apply(lifecycle.forget_fragments(self.state, self.values(ids), self.now_s * 1_000_000, reason))

@@ -98,8 +98,7 @@ def test_no_insight_is_an_answer() -> None:
 def test_clear_clears() -> None:
     """DB-GPT's hybrid clear returned an empty list and kept everything."""
     done = all_of(MemoryKind.HYBRID, policy(DEFAULT, short_term__capacity=2), [said(number) for number in (1, 2, 3)])
-    long_term = [fragment for fragment in done.puts if fragment.tier is Tier.LONG_TERM]
-    cleared = lifecycle.clear_tiers(done.state, long_term, set(Tier))
+    cleared = lifecycle.clear_fragments(done.state, done.puts, resets=True)
     assert set(cleared.removed) == {fragment.id for fragment in done.puts}
     assert (cleared.state.sensory, cleared.state.short_term) == ((), ())
     assert {event.reason for event in cleared.events} == {Reason.CLEARED}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +189,22 @@ async def test_clear_counts_removed_fragments(engine: PartsEngine) -> None:
     assert (await engine.fragments.clear(*NAME, [Tier.LONG_TERM])).count == 3
     assert await listed(engine) == await listed(engine, forgotten=True) == []
     assert not (await engine.recall(*NAME, Query(text="two"))).recollections
+
+
+async def test_clear_of_many_fragments_lets_others_write_between(
+    engine: PartsEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts: all of a large memory in one transaction kept every other writer waiting for a second."""
+    monkeypatch.setattr(lifecycle, "BATCH", 2)
+    await create(engine, MemoryKind.HYBRID)
+    await tell(engine, "one", "two", "three", "four", "five")
+    before = (await engine.memories.get(*NAME)).revision
+    new = asyncio.create_task(tell(engine, "six"))  # decided after the first part at the latest
+    cleared = await engine.fragments.clear(*NAME, [])
+    await new
+    kept = [one.content for one in await listed(engine)]
+    assert (cleared.count, kept) in [(5, ["six"]), (6, [])]
+    assert (await engine.memories.get(*NAME)).revision == before + 4
 
 
 async def test_clone_copies_structure_without_content(engine: PartsEngine) -> None:

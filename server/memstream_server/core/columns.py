@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -385,6 +385,10 @@ class Columns:
     def tier_is(self, tiers: Sequence[Tier]) -> Mask:
         """Slots in one of the tiers."""
         return _match_codes(self._tier.view, [_TIERS.index(tier) for tier in tiers])
+
+    def list_ids(self, tiers: Collection[Tier]) -> list[str]:
+        """Ids of the fragments in these tiers, including forgotten ones, in order of receipt."""
+        return [id_ for slot in np.flatnonzero(self.tier_is(tuple(tiers))) if (id_ := self.ids[slot]) != GONE]
 
     def kind_is(self, kinds: Sequence[FragmentKind]) -> Mask:
         """Slots of one of the kinds."""

@@ -6,7 +6,7 @@ leaves, restorable or not, no longer enhances others: its enhancements of held f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from memstream_server.core.enhancement import compute_cosine, take_back
@@ -17,20 +17,18 @@ from memstream_server.core.transition import Draft, Transition
 from memstream_server.core.values import Fragment, Held, State, Tier, Vector
 
 
-def clear_tiers(state: State, fragments: Iterable[Fragment], tiers: Collection[Tier]) -> Transition:
-    """Remove all fragments of these tiers permanently: the held ones, and those among `fragments` (long-term or
-    forgotten).
+def clear_fragments(state: State, fragments: Iterable[Fragment], *, resets: bool) -> Transition:
+    """Remove fragments permanently, in whichever tier they are.
 
-    Clearing long-term resets the reflection aggregate.
+    `resets` the reflection aggregate, too: long-term is cleared.
     """
     draft = Draft(state)
-    held = [one.fragment for one in (*draft.sensory, *draft.short_term)]
-    leaving = [fragment for fragment in _unique_fragments((*held, *fragments)) if fragment.tier in tiers]
+    leaving = _unique_fragments(fragments)
     for fragment in leaving:
         draft.record_event(EventType.DROPPED, fragment.id, from_tier=fragment.tier, reason=Reason.CLEARED)
         draft.remove_fragment(fragment.id)
     _release_held(draft, {fragment.id for fragment in leaving})
-    if Tier.LONG_TERM in tiers:
+    if resets:
         draft.aggregate = 0.0
     return draft.finish_transition()
 

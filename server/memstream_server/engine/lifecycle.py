@@ -234,20 +234,25 @@ async def restore(
 async def clear(
     actor: Actor, tiers: Sequence[Tier], storage: Storage, once: Once[ChangeCount] | None = None
 ) -> ChangeCount:
-    """Remove all fragments of these tiers permanently, including forgotten ones, in one commit. No tiers means all."""
+    """Remove all fragments of these tiers permanently, including forgotten ones; fragments that arrive meanwhile stay.
+    No tiers means all.
+    """
     wanted = frozenset(tiers or Tier)
 
-    async def decide(now: Actor) -> tuple[Decision | None, Callable[[int], ChangeCount]]:
-        columns, held = now.working.columns, now.working.held_ids()
-        outside = [
-            Fragment(id=id_, content="", tier=tier)
-            for id_ in columns.ids
-            if id_ not in held and (tier := columns.tier_of(id_)) is not None
-        ]
-        transition = lifecycle.clear_tiers(now.working.state, outside, wanted)
-        return _decision_of(transition), lambda revision: ChangeCount(len(transition.removed), revision)
+    async def list_ids(now: Actor) -> tuple[Decision | None, Callable[[int], list[str]]]:
+        ids = now.working.columns.list_ids(wanted)
+        return None, lambda _revision: ids
 
-    return await run_decision(actor, once, storage, decide)
+    leaving = await run_decision(actor, None, storage, list_ids)
+    first = leaving[:1]
+
+    async def decide(now: Actor, part: Sequence[str]) -> Transition:
+        tier_of = now.working.columns.tier_of
+        there = [Fragment(id=id_, content="", tier=tier) for id_ in part if (tier := tier_of(id_)) is not None]
+        resets = Tier.LONG_TERM in wanted and part[:1] == first
+        return lifecycle.clear_fragments(now.working.state, there, resets=resets)
+
+    return await _in_batches(actor, leaving, (EventType.DROPPED,), storage, once, decide)
 
 
 async def list_matching(uid: str, chosen: Filter, forgotten: bool, storage: Storage) -> list[str]:
