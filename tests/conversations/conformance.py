@@ -311,6 +311,13 @@ class ConversationConformance:
             await store.delete_state(names[1], made[1].version + 1)
         assert await store.get_states(names, 1_000) == [None, *made[1:], None]
 
+    async def test_many_states_are_read_in_the_order_asked(self, store: SessionStore) -> None:
+        scopes = StateScope.APP, StateScope.USER
+        names = [StateName("comedy", scope, f"n{number}") for number in range(60) for scope in scopes]
+        made = {name: await store.set_state(name, b"1", None, 5) for name in names[::7]}
+        asked = names[::-1]
+        assert await store.get_states(asked, 1_000) == [made.get(name) for name in asked]
+
     async def test_large_states_are_one_document(self, journal: Store, store: SessionStore) -> None:
         """They are written in parts, shared with a fork, replaced and deleted."""
         mine, of_fork = (StateName("comedy", StateScope.SESSION, one.name) for one in (TALK, OTHER))

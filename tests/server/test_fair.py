@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,10 @@ from bench_http import free_address
 from heavy_calls import ARGUMENTS, METHODS, QUIET, Caller, find_missing, flood_http, prepare_call, prepare_world
 
 FRAGMENTS, CALLS, ROUNDS = 100, 3, 2
+CALLS_MAX = 4_500
+"""Python calls of a step: some two milliseconds."""
+LONGER = {"ObserveBatch": 23_000, "RecallOnce": 11_000}
+"""The working set shows a commit of 1,024 fragments at once, and an answer of 1,000 is of one revision."""
 BY_NAME = {method.name: method for method in METHODS}
 LIGHT, HEAVY = "key:light", "key:heavy"
 SMALL = {"namespace": "light", "memory": "small"}
@@ -118,17 +122,57 @@ def test_every_rpc_has_its_largest_arguments() -> None:
     assert find_missing() == []
 
 
-@only_sqlite("arguments, not what a store does with them")
-async def test_every_rpc_accepts_its_largest_arguments(tmp_path: Path) -> None:
+class CallCounter:
+    """The Python calls of the longest step of the heavy caller: unlike its duration, the same on every machine."""
+
+    def __init__(self, turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.most = 0
+        self._calls = self._began = 0
+        end_step = turns.end_step
+
+        def begin(_account: Account | None) -> None:
+            self._began = self._calls
+
+        def end(account: Account | None, waited: bool) -> None:
+            if account is not None and account[0] == HEAVY:
+                self.most = max(self.most, self._calls - self._began)
+            end_step(account, waited)
+
+        monkeypatch.setattr(turns, "on_turn", begin)
+        monkeypatch.setattr(turns, "end_step", end)
+
+    def _count(self, _frame: object, event: str, _value: object) -> None:
+        self._calls += event in ("call", "c_call")
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the calls of this thread, which runs the event loop."""
+        self.most = 0
+        sys.setprofile(self._count)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+
+@only_sqlite("arguments and steps of the loop, not what a store does")
+async def test_no_rpc_has_a_long_step_at_its_largest_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "SLICE_S", 0.0)  # each pause that may be due is
     access, given = make_access(tmp_path)
     settings = Settings(data_dir=tmp_path / "data", listen="127.0.0.1:0", **access)
     async with run_server(settings) as running, contextlib.aclosing(Caller(running.address, given[HEAVY])) as heavy:
         world = await prepare_world(heavy, "heavy", FRAGMENTS)
+        turns = find_turns()
+        assert turns is not None
+        counter, longest = CallCounter(turns, monkeypatch), dict[str, int]()
         for method in METHODS:
             if method.name in QUIET or method.name == "ReflectMemory":  # that one needs an LLM
                 continue
             await prepare_call(heavy.send, method, world)
-            await heavy.call(method, ARGUMENTS[method.name](world), quiet_s=0.05)
+            with counter.counting():
+                await heavy.call(method, ARGUMENTS[method.name](world), quiet_s=0.05)
+            longest[method.name] = counter.most
+    assert {name: most for name, most in longest.items() if most > LONGER.get(name, CALLS_MAX)} == {}
 
 
 @only_sqlite("turns of the loop, slowed down so much that leases end")

@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from memstream.v1 import conversation_service_pb2 as pb
 from memstream_server.engine.conversations import Transaction, Written
 from memstream_server.engine.requests import NewObservation
+from memstream_server.engine.runtime.turns import in_slices
 from memstream_server.ports.conversation_records import (
     AppendMessages,
     ConversationChange,
@@ -34,7 +35,7 @@ from memstream_server.rpc.access.caller import Verb, caller_may
 from memstream_server.rpc.errors import PermissionDenied
 from memstream_server.rpc.fragments import put_response, read_put
 from memstream_server.rpc.idempotency import idempotent_call, respond_to_write
-from memstream_server.rpc.limits import encode_fitting
+from memstream_server.rpc.limits import ENTRIES_PER_SLICE, encode_fitting
 from memstream_server.rpc.messages import MessageService, appended_response, removed_response, replaced_response
 from memstream_server.rpc.validation import Violations, check_identifier, check_name, read_etag
 from memstream_server.rpc.wire import conversations as wire
@@ -153,10 +154,12 @@ class SessionService(MessageService):
         if len(request.keys) > self._limits.page_size_max:
             found.add("keys", f"has {len(request.keys)} keys, at most {self._limits.page_size_max} are allowed")
             found.check()
-        names = [
-            wire.read_state_name(found, request.namespace, key.scope, key.name, self._limits, f"keys[{place}].")
-            for place, key in enumerate(request.keys)
-        ]
+        names: list[StateName] = []
+        async for some in in_slices(request.keys, ENTRIES_PER_SLICE):
+            names += [
+                wire.read_state_name(found, request.namespace, key.scope, key.name, self._limits, f"keys[{place}].")
+                for place, key in enumerate(some, len(names))
+            ]
         if len(set(names)) < len(names):
             found.add("keys", "has one key twice")
         found.check()

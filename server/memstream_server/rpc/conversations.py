@@ -3,7 +3,7 @@ the stream that watches a conversation until it is completed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -86,11 +86,19 @@ class ConversationService(SessionService):
         named = self._conversation_of(found, request)
         plans = await wire.read_plans(found, request.plans, request.conversation, self._limits)
         self._check_request(found, request.request_id)
+
+        async def respond(saved: Sequence[Plan]) -> pb.SavePlansResponse:
+            response = pb.SavePlansResponse()
+            async for some in in_slices(saved, ENTRIES_PER_SLICE):
+                response.plans.extend([wire.plan_of(named, plan) for plan in some])
+            return response
+
         return await self._respond_once(
             request,
             request.namespace,
             lambda answer: self._conversations.save_plans(named, plans, answer),
             lambda saved: pb.SavePlansResponse(plans=[wire.plan_of(named, plan) for plan in saved]),
+            in_slices=respond,
         )
 
     async def list_plans(self, request: pb.ListPlansRequest, _context: _Context) -> bytes:

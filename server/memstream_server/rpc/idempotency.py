@@ -101,11 +101,16 @@ async def respond_to_write(
     answers: Answers,
     write: Callable[[Callable[[T], Answer] | None], Awaitable[T]],
     response: Callable[[T], R],
+    *,
+    in_slices: Callable[[T], Awaitable[R]] | None = None,
 ) -> R:
-    """As `respond_once`, of a `write` that stores its result and the response together."""
+    """As `respond_once`, of a `write` that stores its result and the response together. `in_slices` makes the same
+    response with pauses.
+    """
 
     async def act() -> R:
-        return response(await write(answer_from(call, response)))
+        result = await write(answer_from(call, response))
+        return response(result) if in_slices is None else await in_slices(result)
 
     return await respond_once(call, answers, act)
 

@@ -8,8 +8,8 @@ import resource
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Generator, Mapping, Sequence
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ import grpc.aio
 from pydantic import SecretStr
 
 from memstream.v1 import server_service_pb2 as pb
+from memstream_server.engine.runtime.threads import run_in_thread
+from memstream_server.engine.runtime.turns import run_in_slices
 from memstream_server.ports.models import ModelState, ModelStatus
 from memstream_server.rpc.access.caller import Verb, caller_may
 from memstream_server.rpc.limits import RequestLimits
@@ -25,6 +27,7 @@ from memstream_server.rpc.wire.scalars import duration_message, timestamp_messag
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
+    from prometheus_client.samples import Sample
 
     from memstream_server.engine.engine import Engine
     from memstream_server.observability import Metrics
@@ -154,9 +157,9 @@ async def _read_status(
     )
     answer.resident_bytes, answer.machine_bytes = _measure_ram()
     if settings is not None:
-        answer.settings.extend(_list_settings(settings))
         folder = settings.data_dir
         answer.data_bytes, answer.disk_free_bytes, answer.disk_total_bytes = await asyncio.to_thread(_measure, folder)
+        await run_in_slices(_add_settings(answer, settings))
     if metrics is not None:
         answer.outbox = round(_sum_samples(metrics.outbox_depth))
         answer.observations = round(_sum_samples(metrics.observations_stored, "_total"))
@@ -164,7 +167,9 @@ async def _read_status(
         for rpc, streams in sorted(_by_rpc(metrics.streams, "").items()):
             if streams:
                 answer.streams.add(rpc=rpc, streams=round(streams))
-        answer.rpcs.extend(_list_rpcs(metrics))
+        # The library reads all buckets of all rpcs at once: ten milliseconds.
+        durations = await run_in_thread(partial(_list_samples, metrics.call_seconds, "_bucket"))
+        await run_in_slices(_add_rpcs(answer, _list_samples(metrics.calls, "_total"), durations))
     return answer
 
 
@@ -194,11 +199,11 @@ def _measure(folder: Path) -> tuple[int, int, int]:
     return size, disk.free, disk.total
 
 
-def _list_settings(settings: Settings) -> list[pb.Setting]:
-    return [
-        pb.Setting(name=name, value=_show_value(getattr(settings, name)), given=name in settings.model_fields_set)
-        for name in type(settings).model_fields
-    ]
+def _add_settings(answer: pb.GetServerStatusResponse, settings: Settings) -> Generator[None, None, None]:
+    for name in type(settings).model_fields:
+        value = _show_value(getattr(settings, name))
+        answer.settings.add(name=name, value=value, given=name in settings.model_fields_set)
+        yield
 
 
 def _show_value(value: object) -> str:
@@ -211,27 +216,31 @@ def _show_value(value: object) -> str:
     return str(getattr(value, "value", value))
 
 
-def _list_rpcs(metrics: Metrics) -> list[pb.RpcFigures]:
+def _add_rpcs(
+    answer: pb.GetServerStatusResponse, counts: Sequence[Sample], durations: Sequence[Sample]
+) -> Generator[None, None, None]:
+    """Adds the figures of each rpc."""
     calls, failed = defaultdict[str, float](float), defaultdict[str, float](float)
-    for family in metrics.calls.collect():
-        for sample in family.samples:
-            if sample.name.endswith("_total"):
-                rpc = sample.labels["rpc"]
-                calls[rpc] += sample.value
-                failed[rpc] += sample.value if sample.labels["code"] not in _NO_FAILURES else 0
+    for sample in counts:
+        rpc = sample.labels["rpc"]
+        calls[rpc] += sample.value
+        failed[rpc] += sample.value if sample.labels["code"] not in _NO_FAILURES else 0
+        yield
     buckets = defaultdict[str, list[tuple[float, float]]](list)
-    for family in metrics.call_seconds.collect():
-        for sample in family.samples:
-            if sample.name.endswith("_bucket"):
-                buckets[sample.labels["rpc"]].append((float(sample.labels["le"]), sample.value))
-    found = []
+    for sample in durations:
+        buckets[sample.labels["rpc"]].append((float(sample.labels["le"]), sample.value))
+        yield
     for rpc in sorted(calls, key=lambda name: -calls[name]):
-        one = pb.RpcFigures(rpc=rpc, calls=round(calls[rpc]), failed=round(failed[rpc]))
+        one = answer.rpcs.add(rpc=rpc, calls=round(calls[rpc]), failed=round(failed[rpc]))
         if buckets[rpc]:
             one.median.CopyFrom(duration_message(_find_quantile(buckets[rpc], 0.5)))
             one.p99.CopyFrom(duration_message(_find_quantile(buckets[rpc], 0.99)))
-        found.append(one)
-    return found
+        yield
+
+
+def _list_samples(metric: Collector, suffix: str) -> list[Sample]:
+    """Those whose name ends so."""
+    return [each for family in metric.collect() for each in family.samples if each.name == family.name + suffix]
 
 
 def _find_quantile(buckets: list[tuple[float, float]], share: float) -> float:
@@ -248,8 +257,6 @@ def _sum_samples(metric: Collector, suffix: str = "") -> float:
 def _by_rpc(metric: Collector, suffix: str) -> Mapping[str, float]:
     """The values of a counter (suffix "_total") or a gauge, summed by the label `rpc`; under "" without one."""
     found = defaultdict[str, float](float)
-    for family in metric.collect():
-        for sample in family.samples:
-            if sample.name == family.name + suffix:
-                found[sample.labels.get("rpc", "")] += sample.value
+    for sample in _list_samples(metric, suffix):
+        found[sample.labels.get("rpc", "")] += sample.value
     return found

@@ -260,12 +260,14 @@ class MessageService:
         namespace: str,
         write: Callable[[AnswerOf[T]], Awaitable[T]],
         response: Callable[[T], R],
+        *,
+        in_slices: Callable[[T], Awaitable[R]] | None = None,
     ) -> R:
-        """A repeat of a request_id gets the first response, even if both run at once."""
+        """A repeat of a request_id gets the first response, even if both run at once; see respond_to_write."""
         call: IdempotentCall[R] | None = idempotent_call(
             request, namespace, request.request_id, _response_type(request)
         )
-        return await respond_to_write(call, self._conversations, write, response)
+        return await respond_to_write(call, self._conversations, write, response, in_slices=in_slices)
 
 
 def replaced_response(named: ConversationName, done: Message) -> pb.ReplaceMessageResponse:

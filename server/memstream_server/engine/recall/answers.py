@@ -88,7 +88,9 @@ def with_truth(answer: RecallAnswer, working: WorkingSet, now_us: int) -> Recall
         return structs.replace(answer, validity_change_us=change_us)
 
     def links_of(id_: str) -> tuple[ChainLink, ...]:
-        ids = [each for each in links.chain(id_) if each in columns] if links.is_linked(id_) else []
+        if not links.is_linked(id_):
+            return ()
+        ids = [each for each in links.chain(id_) if each in columns]
         slots = columns.slots(ids)
         return tuple(
             ChainLink(each, time_us, TruthStatus.SUPERSEDED if links.newer(each) else columns.status_at(slot, now_us))

@@ -298,12 +298,11 @@ async def write_json(message: Message) -> bytes:
 
 async def _write_object(message: Message) -> str:
     rest = type(message)()
-    rest.CopyFrom(message)
     parts: dict[str, str] = {}
     for field, held in message.ListFields():
         if not _is_ours(field):
+            _copy_field(rest, field, held)
             continue
-        rest.ClearField(field.name)
         if isinstance(held, Message):
             parts[field.json_name] = await _write_object(held)
             continue
@@ -319,6 +318,15 @@ async def _write_object(message: Message) -> str:
     parts |= {name: _dump(value) for name, value in json_format.MessageToDict(rest).items()}
     in_order = (field.json_name for field, _ in message.ListFields())
     return "{" + ",".join(f"{_dump(name)}:{parts[name]}" for name in in_order if name in parts) + "}"
+
+
+def _copy_field(into: Message, field: FieldDescriptor, held: Any) -> None:
+    if field.is_repeated:
+        getattr(into, field.name).MergeFrom(held)
+    elif field.message_type is not None:
+        getattr(into, field.name).CopyFrom(held)
+    else:
+        setattr(into, field.name, held)
 
 
 def _is_ours(field: FieldDescriptor) -> bool:

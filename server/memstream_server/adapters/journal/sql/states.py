@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, insert, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, delete, insert, select, tuple_, update
 
 from memstream_server.adapters.journal.sql import hidden_conversations as hidden
 from memstream_server.adapters.journal.sql import messages
 from memstream_server.adapters.journal.sql.schema import states
 from memstream_server.ports.conversation_records import StateDiffers, StateDocument, StateName, StateScope
 from memstream_server.ports.conversations import ConversationName, NotThere
+
+_NAMES_MAX = 64
+"""Documents per statement: those after `bytes_max` are read in vain."""
+_NAMED = select(states).where(
+    states.c.namespace == bindparam("namespace"),
+    states.c.scope == bindparam("scope"),
+    states.c.name.in_(bindparam("names", expanding=True)),
+)
 
 
 def _is_named(name: StateName) -> ColumnElement[bool]:
@@ -27,9 +35,13 @@ def read_document(connection: Connection, row: Row[Any]) -> bytes:
     return bytes(row.document) if row.parts is None else hidden.read_parts(connection, row.parts)
 
 
+def _to_state(connection: Connection, row: Row[Any]) -> StateDocument:
+    return StateDocument(read_document(connection, row), row.version, row.update_time_us)
+
+
 def find_state(connection: Connection, name: StateName) -> StateDocument | None:
     row = connection.execute(select(states).where(_is_named(name))).one_or_none()
-    return None if row is None else StateDocument(read_document(connection, row), row.version, row.update_time_us)
+    return None if row is None else _to_state(connection, row)
 
 
 def get_state(connection: Connection, name: StateName) -> StateDocument:
@@ -45,13 +57,28 @@ def get_states(connection: Connection, names: Sequence[StateName], bytes_max: in
     """As many, from the first, as `bytes_max` holds, but one in any case."""
     found: list[StateDocument | None] = []
     size = 0
-    for name in names:
-        state = find_state(connection, name)
-        size += 0 if state is None else len(state.document)
-        if found and size > bytes_max:
-            break
-        found.append(state)
+    for start in range(0, len(names), _NAMES_MAX):
+        some = names[start : start + _NAMES_MAX]
+        rows = _find_rows(connection, some)
+        for name in some:
+            row = rows.get(name)
+            state = None if row is None else _to_state(connection, row)
+            size += 0 if state is None else len(state.document)
+            if found and size > bytes_max:
+                return found
+            found.append(state)
     return found
+
+
+def _find_rows(connection: Connection, names: Sequence[StateName]) -> dict[StateName, Row[Any]]:
+    scopes: dict[tuple[str, StateScope], list[str]] = {}
+    for each in names:
+        scopes.setdefault((each.namespace, each.scope), []).append(each.name)
+    return {
+        StateName(namespace, scope, row.name): row
+        for (namespace, scope), some in scopes.items()
+        for row in connection.execute(_NAMED, {"namespace": namespace, "scope": scope.value, "names": some})
+    }
 
 
 def list_states(
@@ -63,7 +90,7 @@ def list_states(
     return [
         (
             StateName(namespace, StateScope(row.scope), row.name),
-            StateDocument(read_document(connection, row), row.version, row.update_time_us),
+            _to_state(connection, row),
         )
         for row in rows
     ]
