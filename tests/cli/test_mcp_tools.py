@@ -193,8 +193,8 @@ async def test_a_context_that_continues_has_only_what_is_new(server: ServerProce
         await done(client, "forget", ids=[tea["id"]])
         await done(client, "observe", content="Bob lives with a cat called Mochi", time="2026-05-09")
         (gone,) = [line[:3] for line in first.splitlines() if "lemon" in line]
-        for _ in "a repeated call", "loses nothing":
-            later = await client.call_tool("context", asked | {"after": after})
+        for given in after, f"after={after}":  # a repeated call loses nothing, nor does the last line of the text
+            later = await client.call_tool("context", asked | {"after": given})
             assert later.structured_content is not None
             text = content_text(later.content)
             assert "lives in Oslo now (holds instead of [" in text

@@ -271,6 +271,7 @@ class Tools:
         remembered about the question, with dates. Call it once when a task or a conversation begins, with what it is
         about, and again with after when the subject changes; use recall for single questions."""
         path = self._resolve_memory(memory)
+        after = after.removeprefix("after=")  # as the text before ends
         key = (self._caller, path, conversation)
         known = self._turns.find(*key, after) if after else None
         made = await self._client.context(
