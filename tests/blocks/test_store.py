@@ -188,6 +188,16 @@ def standing(text: str) -> Decide:
     return lambda _old: BlockContent(text, standing=StandingAnswer(StandingQuestion("Who is Joy?")))
 
 
+async def test_the_state_of_an_earlier_version_changes_nothing(journal: SqlJournal) -> None:
+    """A question that is replaced during its recall is not held by what was found for the earlier one."""
+    asked = await journal.blocks.write_block(PERSONA, standing(""), writing())
+    replaced = await journal.blocks.write_block(PERSONA, standing("x"), writing())
+    await journal.blocks.set_state("u1", "persona", StandingState(9, 0, 20), asked.version)
+    assert (await journal.blocks.find_due(9, 9)).each == (("u1", "persona"),)
+    await journal.blocks.set_state("u1", "persona", StandingState(9, 0, 20), replaced.version)
+    assert (await journal.blocks.find_due(9, 9)).each == ()
+
+
 async def test_standing_block_is_due_until_it_holds(journal: SqlJournal) -> None:
     assert await journal.blocks.list_standing() == frozenset()
     await journal.blocks.write_block(PERSONA, standing(""), writing())

@@ -257,8 +257,8 @@ class BlockStore(Protocol):
         """All blocks whose questions have scopes are due: rights have changed."""
         ...
 
-    async def set_state(self, uid: str, name: str, state: StandingState) -> None:
-        """How far a block is; nothing if it does not keep itself. Its revision never falls."""
+    async def set_state(self, uid: str, name: str, state: StandingState, version: int | None = None) -> None:
+        """How far a block is; nothing if it keeps itself no more, or has a later version. Its revision never falls."""
         ...
 
     async def add_versions(self, uid: str, versions: Sequence[Block], versions_max: int, last: int = 0) -> None:

@@ -120,7 +120,8 @@ _CONTENTS = select(fragments.c.id, fragments.c.payload).where(
 _states = standing_blocks.c
 _STATES = select(standing_blocks).where(_states.memory == _number)
 _FORGET_STATE = delete(standing_blocks).where(_states.memory == _number, _states.name == _name)
-_SET_STATE = update(standing_blocks).where(_states.memory == _number, _states.name == _name)
+_HAS_LATER = select(literal(1)).where(_NAMED, blocks.c.key > bindparam("last")).exists()
+_SET_STATE = update(standing_blocks).where(_states.memory == _number, _states.name == _name, ~_HAS_LATER)
 _OF_PUBLISHED = standing_blocks.join(memories, (memories.c.number == _states.memory) & (memories.c.namespace != ""))
 _asked = standing_memories.c
 _ASKED = select(standing_memories).where(_asked.memory == _number)
@@ -218,11 +219,11 @@ class SqlBlocks:
     async def forget_asked(self) -> None:
         await self._write(lambda c: c.execute(update(standing_memories).values(revision=-1)), 10, False)
 
-    async def set_state(self, uid: str, name: str, state: StandingState) -> None:
+    async def set_state(self, uid: str, name: str, state: StandingState, version: int | None = None) -> None:
         def work(connection: Connection) -> None:
             memory = connection.execute(_BY_UID, {"u": uid}).one_or_none()
             if memory is not None:
-                _set_state(connection, memory.number, name, state)
+                _set_state(connection, memory.number, name, state, version)
 
         await self._write(work, 2, False)
 
@@ -391,22 +392,20 @@ def _begin_state(connection: Connection, number: int, block: Block, state: Stand
         connection.execute(insert(standing_memories), rows)
 
 
-def _set_state(connection: Connection, number: int, name: str, state: StandingState) -> None:
+def _set_state(connection: Connection, number: int, name: str, state: StandingState, version: int | None) -> None:
     values: dict[str, Any] = _state_values(state)
     values["revision"] = case((_states.revision > state.revision, _states.revision), else_=state.revision)
-    connection.execute(_SET_STATE.values(values), {"m": number, "b": name})
-    for one in state.asked:
+    # A block that was written since has another state in the place of this one, with a question that may be another.
+    last = key_range(number)[1] if version is None else row_key(number, version)
+    held = connection.execute(_SET_STATE.values(values), {"m": number, "b": name, "last": last}).rowcount
+    for one in state.asked if held else ():
         asked = {"ns": one.memory.namespace, "n": one.memory.memory, "u": one.uid, "r": one.revision}
         connection.execute(_SET_ASKED, asked | {"m": number, "b": name})
 
 
 def _asked_values(one: AskedMemory) -> dict[str, Any]:
-    return {
-        "namespace": one.memory.namespace,
-        "name": one.memory.memory,
-        "uid": one.uid,
-        "revision": one.revision,
-    }
+    named = {"namespace": one.memory.namespace, "name": one.memory.memory}
+    return named | {"uid": one.uid, "revision": one.revision}
 
 
 def _state_values(state: StandingState) -> dict[str, Any]:

@@ -221,12 +221,13 @@ class StandingBlocks(BackgroundTask):
         look_us = self._find_next_look(found)
         state = StandingState(found.revision, now_us + PAUSE_US, look_us, found.problem, found.asked)
         if found.digest == standing.digest:
-            await self._store.set_state(actor.uid, block_name, state)
+            await self._store.set_state(actor.uid, block_name, state, block.version)
             return
         holds = await self._still_holds(block, standing, found.records)
         rest_us = block.update_time_us + standing.question.min_interval_us
         if holds and standing.digest and now_us < rest_us:
-            await self._store.set_state(actor.uid, block_name, StandingState(-1, now_us + PAUSE_US, rest_us))
+            state = StandingState(-1, now_us + PAUSE_US, rest_us)
+            await self._store.set_state(actor.uid, block_name, state, block.version)
             return
         if found.answer.degraded and holds and block.content.text:
             raise ModelUnavailable(found.answer.degraded)
