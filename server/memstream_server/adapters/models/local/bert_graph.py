@@ -25,6 +25,10 @@ from onnx import TensorProto, helper, numpy_helper
 Tensors = Mapping[str, npt.NDArray[Any]]
 _TYPES = {"F32": "<f4", "F16": "<f2", "I64": "<i8"}
 _NAMED = ("embeddings.", "encoder.")
+_INT8_MAX = 127
+_FACTOR_MAX = 63
+"""Of a matrix: processors without VNNI add two products of input and weight in 16 bits. 2 * 255 * 63 fits; larger sums
+saturate, and give other vectors than on other processors."""
 
 
 class UnknownArchitecture(ValueError):
@@ -136,8 +140,8 @@ class _Graph:
         table = np.asarray(self._tensors["embeddings.word_embeddings.weight"], np.float32)
         if not self._int8:
             return self._add("Gather", [self._constant("words", table), "input_ids"], "word_vectors")
-        scales = _scales(table, axis=1)
-        words = self._constant("words", _quantized(table, scales))
+        integers, scales = _quantize(table, 1, _INT8_MAX)
+        words = self._constant("words", integers)
         found = self._add("Gather", [words, "input_ids"], "word_integers")
         wide = self._add("Cast", [found], "word_numbers", to=TensorProto.FLOAT)
         scale = self._add("Gather", [self._constant("word_scales", scales), "input_ids"], "word_scale")
@@ -204,8 +208,8 @@ class _Graph:
         return self._add("Add", [product, self._constant(f"{name}.bias", bias)], name)
 
     def _multiply_int8(self, value: str, weight: npt.NDArray[np.float32], name: str, product: str) -> None:
-        scales = _scales(weight, axis=0)
-        integers = self._constant(f"{name}.weight", _quantized(weight, scales))
+        quantized, scales = _quantize(weight, 0, _FACTOR_MAX)
+        integers = self._constant(f"{name}.weight", quantized)
         zeros = self._constant(f"{name}.zeros", np.zeros(weight.shape[1], np.int8))
         column = self._constant(f"{name}.scales", scales[0])
         given = [f"{name}.input", f"{name}.input.scale", f"{name}.input.zero"]
@@ -228,13 +232,10 @@ class _Graph:
         return label
 
 
-def _scales(values: npt.NDArray[np.float32], axis: int) -> npt.NDArray[np.float32]:
-    """The step of each row or column, so that its largest value becomes 127."""
+def _quantize(
+    values: npt.NDArray[np.float32], axis: int, most: int
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """(integers, the step of each row or column, so that its largest value becomes `most`)."""
     largest = np.abs(values).max(axis=axis, keepdims=True)
-    scales: npt.NDArray[np.float32] = np.where(largest > 0, largest / 127, 1).astype(np.float32)
-    return scales
-
-
-def _quantized(values: npt.NDArray[np.float32], scales: npt.NDArray[np.float32]) -> npt.NDArray[np.int8]:
-    integers: npt.NDArray[np.int8] = np.clip(np.rint(values / scales), -127, 127).astype(np.int8)
-    return integers
+    scales: npt.NDArray[np.float32] = np.where(largest > 0, largest / most, 1).astype(np.float32)
+    return np.clip(np.rint(values / scales), -most, most).astype(np.int8), scales
