@@ -348,7 +348,7 @@ class Told(History):
             _NOTHING,
             tuple((one.id,) for one, _ in lines),
             tuple(one.id for one, _ in lines),
-            digest_answer(_NOTHING, "", 0, lines),
+            digest_answer(_NOTHING, "", 0, lines, {}),
         )
         content = BlockContent("\n".join(line for _, line in lines), standing=answer)
         never = StandingState(2**40, 2**60)

@@ -182,6 +182,12 @@ class FakeSession:
         )
 
 
+class FakeStandingBlocks:
+    """Asks nothing: it has no blocks."""
+
+    asking: object = None
+
+
 class FakeEngine:
     """See the module."""
 
@@ -201,6 +207,7 @@ class FakeEngine:
         self.open_queries = FakeOpenQueries(self)
         self.scopes = FakeScopes()
         self.recall_receipts = FakeReceipts(self)
+        self.standing_blocks = FakeStandingBlocks()
 
     def info(self) -> Info:
         return Info(EmbeddingModel("fake", DIMENSION), "", "", "fake index", "fake journal", "")
