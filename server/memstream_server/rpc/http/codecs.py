@@ -297,6 +297,8 @@ async def write_json(message: Message) -> bytes:
 
 
 async def _write_object(message: Message) -> str:
+    if message.ByteSize() <= _WRITTEN_AT_ONCE:
+        return _dump(json_format.MessageToDict(message))
     rest = type(message)()
     parts: dict[str, str] = {}
     for field, held in message.ListFields():
@@ -308,16 +310,11 @@ async def _write_object(message: Message) -> str:
             continue
         entries: list[str] = []
         async for some in in_slices(held, WRITTEN_PER_SLICE):
-            entries += [
-                _dump(json_format.MessageToDict(each))
-                if each.ByteSize() <= _WRITTEN_AT_ONCE
-                else await _write_object(each)
-                for each in some
-            ]
+            entries += [await _write_object(each) for each in some]
         parts[field.json_name] = f"[{','.join(entries)}]"
     parts |= {name: _dump(value) for name, value in json_format.MessageToDict(rest).items()}
     in_order = (field.json_name for field, _ in message.ListFields())
-    return "{" + ",".join(f"{_dump(name)}:{parts[name]}" for name in in_order if name in parts) + "}"
+    return "{" + ",".join(f'"{name}":{parts[name]}' for name in in_order if name in parts) + "}"
 
 
 def _copy_field(into: Message, field: FieldDescriptor, held: Any) -> None:
