@@ -348,17 +348,17 @@ class Told(History):
             _NOTHING,
             tuple((one.id,) for one, _ in lines),
             tuple(one.id for one, _ in lines),
-            digest_answer(_NOTHING, "", 0, lines, {}),
+            digest=digest_answer(_NOTHING, "", 0, lines, {}),
         )
         content = BlockContent("\n".join(line for _, line in lines), standing=answer)
         never = StandingState(2**40, 2**60)
+        uid = (await self.engine.memories.get(self.namespace, "m0")).uid
+        contents = {one.id: one.content for one in there}
 
         async def renew() -> Block | None:
             try:
                 old = await self.engine.blocks.get(self.gist)
-                return await self.engine.blocks.renew(
-                    self.gist, old, content, {one.id: one.content for one in there}, never
-                )
+                return await self.engine.blocks.renew(self.gist, old, content, {uid: contents}, never)
             except EtagMismatch:  # the server has written an empty answer after an erasure
                 return None
 

@@ -23,6 +23,7 @@ from memstream_server.settings import LogFormat, LogLevel
 from tests.access.calls import path_of
 from tests.rpc.conftest import GRACE_S, LIMITS
 from tests.support.contract import METHODS
+from tests.support.fake_engine import FakeStandingBlocks
 from tests.support.fuzzing import Fuzzer
 
 CANARY = "zebrafish"
@@ -34,6 +35,7 @@ class BrokenEngine:
 
     dimension = 384
     clock = None
+    standing_blocks = FakeStandingBlocks()
 
     def __getattr__(self, name: str) -> Any:
         said = f"{CANARY} in {name}"
