@@ -107,7 +107,7 @@ async def test_one_scope_is_the_memory_alone(three: Three) -> None:
     assert block.standing.cited_memories == ((three.user.path,),)
 
 
-async def test_forgotten_memory_of_another_leaves_the_text_before_the_interval(three: Three) -> None:
+async def test_text_changes_at_once_when_a_source_is_forgotten(three: Three) -> None:
     tea, _ = await observe(three.user, TEA, COFFEE)
     await three.keep(min_interval=TOMORROW)
     assert TEA in (await three.settled()).text
@@ -142,7 +142,7 @@ async def test_erasure_in_a_memory_reaches_the_blocks_of_others(make_server: Mak
         assert TEA in left.text
 
 
-async def test_text_that_keeps_no_question_leaves_its_old_versions_to_erasures(three: Three) -> None:
+async def test_erasures_reach_versions_of_a_former_question(three: Three) -> None:
     (tea,) = await observe(three.user, TEA)
     await three.keep()
     await three.settled()
@@ -254,9 +254,7 @@ async def test_llm_answers_from_several_memories(make_server: MakeServer, fake: 
     await with_answers(make_server, fake, run)
 
 
-async def test_answer_made_of_what_another_memory_erases_is_not_written(
-    make_server: MakeServer, fake: FakeOpenAI
-) -> None:
+async def test_answer_made_of_erased_fragments_is_not_written(make_server: MakeServer, fake: FakeOpenAI) -> None:
     """The erasure ends while the model still writes."""
     Answers(fake)
 
