@@ -132,7 +132,7 @@ _BOUNDS = {  # statements that may scan a table, and what bounds the rows that e
     r"^UPDATE anchors SET vector=CASE": "the end of a re-embedding: all anchors",
     r"^SELECT count\(\*\) AS count_1 FROM vectors WHERE vectors.model": "the progress of a re-embedding: all vectors",
     r"^SELECT count\(\*\) AS count_1 FROM fragments$": "the progress of a re-embedding: all fragments",
-    r"FROM standing_blocks( JOIN memories|\))|^UPDATE standing_memories SET revision=\?$": (
+    r"FROM standing_blocks( JOIN memories|\))|^UPDATE standing_memories SET revision=\?(::BIGINT)?$": (
         "every few seconds: a row of each block that keeps itself; when rights change: of each memory that one asks"
     ),
     r"max\(.*FROM namespace_bytes GROUP BY": "once a minute with a quota: a row of each namespace",

@@ -94,15 +94,11 @@ _keys: BindParameter[Any] = bindparam("keys", expanding=True)
 _ERASE = (delete(block_sources).where(block_sources.c.key.in_(_keys)), delete(blocks).where(blocks.c.key.in_(_keys)))
 NO_LIMIT = 1 << 30
 _MADE_OF = select(blocks.c.key, blocks.c.sources).where(blocks.c.memory == _number, blocks.c.sources.is_not(None))
-_OF_OTHERS = select(blocks.c.key, blocks.c.sources).where(
-    blocks.c.key.in_(select(block_sources.c.key).where(block_sources.c.source == _number)),
-    blocks.c.sources.is_not(None),
-)
+_OF_OTHERS = select(block_sources.c.key).where(block_sources.c.source == _number)
+_SOURCES_OF = select(blocks.c.key, blocks.c.sources).where(blocks.c.key.in_(_keys))
+_COPIED = select(bindparam("new", type_=block_sources.c.key.type), block_sources.c.source)
 _COPY_SOURCES = insert(block_sources).from_select(
-    ["key", "source"],
-    select(bindparam("new", type_=block_sources.c.key.type), block_sources.c.source).where(
-        block_sources.c.key == bindparam("old")
-    ),
+    ["key", "source"], _COPIED.where(block_sources.c.key == bindparam("old"))
 )
 _SOURCES = (
     select(memories.c.number, memories.c.uid)
@@ -422,13 +418,19 @@ def erase_sources(connection: Connection, number: int, ids: Sequence[str]) -> No
     one without a text, which is due."""
     if ids:
         gone = set(ids)
-        made = [*connection.execute(_MADE_OF, {"m": number}), *connection.execute(_OF_OTHERS, {"m": number})]
+        made = [*connection.execute(_MADE_OF, {"m": number}), *_read_made_of(connection, number)]
         _erase_versions(connection, {row.key for row in made if not gone.isdisjoint(row.sources.split(" "))})
 
 
 def erase_made_of(connection: Connection, number: int) -> None:
     """As erase_sources, of a memory that is deleted: versions of others' blocks."""
-    _erase_versions(connection, {row.key for row in connection.execute(_OF_OTHERS, {"m": number})})
+    _erase_versions(connection, {row.key for row in _read_made_of(connection, number)})
+
+
+def _read_made_of(connection: Connection, number: int) -> list[Any]:
+    """Versions of others' blocks that are made of this memory's fragments. One statement for it scans on PostgreSQL."""
+    keys = connection.execute(_OF_OTHERS, {"m": number}).scalars().all()
+    return [row for some in split_ids(keys) for row in connection.execute(_SOURCES_OF, {"keys": some}) if row.sources]
 
 
 def _erase_versions(connection: Connection, keys: Collection[int]) -> None:
