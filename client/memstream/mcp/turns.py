@@ -1,7 +1,7 @@
 """What a host has of a conversation's context, so that the next call returns only what is new.
 
-Each answer has a handle of its own, and what it stands for never changes: a repeated call, a second agent or a
-conversation that is resumed from an earlier message continues from the text that it names.
+Each answer has its own handle, which always names the same text: a repeated call, a second agent or a conversation that
+is resumed from an earlier message continues from that text.
 """
 
 from __future__ import annotations
