@@ -29,6 +29,7 @@ class Groups:
         self._gate, self.made, self._present = threading.Event(), list[list[str]](), list[str]()
         self._begun = threading.Event()
         self._writes: list[asyncio.Task[None]] = []
+        self._alone: list[asyncio.Task[None]] = []
         commit = sqlite.commit_transaction
 
         def record_commit(connection: Connection) -> None:
@@ -61,12 +62,16 @@ class Groups:
 
         self._writes.append(asyncio.create_task(write()))
 
+    def run_alone(self) -> None:
+        """An exclusive work, which counts as a group of its own."""
+        self._alone.append(asyncio.create_task(self._writer.run_exclusively(lambda: self.made.append(["alone"]))))
+
     async def release(self) -> list[list[str]]:
         """The principals of the writes of each later group."""
         await asyncio.sleep(0)  # each task submits its write in its first step
         assert self._writer.waiting == len(self._writes) - 1
         self._gate.set()
-        await asyncio.gather(*self._writes)
+        await asyncio.gather(*self._writes, *self._alone)
         return self.made[1:]
 
 
@@ -115,3 +120,12 @@ async def test_small_writes_of_all_callers_share_a_transaction(groups: Groups) -
     for principal in ("a", "b", "a", "c"):
         groups.submit(principal, 1)
     assert [sorted(each) for each in await groups.release()] == [["a", "a", "b", "c"]]
+
+
+async def test_exclusive_work_waits_for_no_waiting_write(groups: Groups) -> None:
+    """Else a later write of another caller waits for all writes that are before the exclusive work."""
+    for _ in range(3):
+        groups.submit("large", LONG)
+    groups.run_alone()
+    groups.submit("small", 1)
+    assert await groups.release() == [["alone"], ["large"], ["small"], ["large"], ["large"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, Text, crea
 from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal import open_journal
+from memstream_server.adapters.journal.database.directory import DirectoryDatabase
 from memstream_server.adapters.journal.database.sqlite import writer_engine
 from memstream_server.adapters.journal.sql.bulk import Bulk, fetch_rows, write_rows
 from memstream_server.adapters.journal.sql.commit import MEMORY_FIELDS, PARTS, list_filled
+from memstream_server.adapters.journal.store import SCRUB_REST
 from memstream_server.adapters.models.hashing import computed_spaces
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.port import Journal
@@ -75,6 +78,23 @@ async def test_scrub_removes_deleted_bytes(opener: Opener, tmp_path: Path) -> No
     assert [name for name, word in words.items() if word in held] == []
     assert held.count(b"<u") >= len(memories) * turns - len(words)
     await journal.close()
+
+
+async def test_scrubs_share_and_leave_the_writer_to_others(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans: list[tuple[float, float]] = []
+
+    def scrub(_: DirectoryDatabase) -> bool:
+        begun = time.monotonic()
+        time.sleep(0.01)
+        spans.append((begun, time.monotonic()))
+        return True
+
+    monkeypatch.setattr(DirectoryDatabase, "scrub", scrub)
+    journal = await opener()
+    await journal.scrub_files()
+    await asyncio.gather(*(journal.scrub_files() for _ in range(20)))
+    (begun, ended), (next_begun, _) = spans
+    assert next_begun - ended >= SCRUB_REST * (ended - begun)
 
 
 def test_every_field_of_a_commit_is_written() -> None:

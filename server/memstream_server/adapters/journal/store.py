@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -79,6 +80,9 @@ _COMPACTED, _ALL = "vectors_compacted", "all"
 """In `meta`: the uid of the last memory whose vectors are converted, or that all are."""
 SCRUB_S, SCRUB_PAUSE_S = 60.0, 0.02
 """How long, and how often, emptying the log is tried while readers need it."""
+SCRUB_REST = 8
+"""A scrub, or another try, begins no sooner than so many times as long as writes waited for the one before: calls that
+erase without end leave eight ninths of the writer to others. All calls of that time share the next scrub."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -109,6 +113,8 @@ class SqlJournal:
         self._trial: asyncio.Task[None] | None = None
         self._scrubbing = asyncio.Lock()
         self._scrubs_asked = self._scrubs_done = 0
+        self._scrub_at = 0.0
+        """When the next scrub may begin, by time.monotonic."""
         self._model: str | None = None
         """Model of the space in force, as last read or set by this process."""
         self.conversations = SqlConversations(self._writer.submit, self._run_read)
@@ -240,16 +246,21 @@ class SqlJournal:
         mine = self._scrubs_asked
         async with self._scrubbing:  # one serves all that were asked for before it began
             if self._scrubs_done < mine:
+                await asyncio.sleep(max(0.0, self._scrub_at - time.monotonic()))
                 serves = self._scrubs_asked
                 await self._scrub(self._database.scrub)
                 self._scrubs_done = serves
 
     async def _scrub(self, scrub: Callable[[], bool]) -> None:
         await asyncio.to_thread(self._database.copy_log)  # no write waits for this part
-        for _ in range(round(SCRUB_S / SCRUB_PAUSE_S)):
-            if await self._writer.run_exclusively(scrub):
+        latest = time.monotonic() + SCRUB_S
+        while (begun := time.monotonic()) < latest:
+            emptied = await self._writer.run_exclusively(scrub)
+            pause_s = max(SCRUB_PAUSE_S, SCRUB_REST * (time.monotonic() - begun))
+            if emptied:
+                self._scrub_at = time.monotonic() + pause_s
                 return
-            await asyncio.sleep(SCRUB_PAUSE_S)
+            await asyncio.sleep(pause_s)
         raise OutcomeUnknown("the journal's log could not be emptied: readers hold it; it will be retried")
 
     async def backup(self, path: str) -> None:

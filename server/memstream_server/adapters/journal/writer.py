@@ -93,12 +93,11 @@ class _ExclusiveWork:
     future: asyncio.Future[Any]
 
 
-class _Section:
-    """Writes up to an exclusive work."""
+class _WriteQueue:
+    """The writes that wait."""
 
     def __init__(self) -> None:
         self.queue: FairQueue[_Write] = FairQueue()
-        self.end: _ExclusiveWork | None = None
         self._accounts: dict[str, tuple[Account, int]] = {}
         """The account in whose turns the writes of a memory are, and how many wait: they keep their order."""
 
@@ -145,8 +144,8 @@ class Writer:
         self._loop = loop
         self._changed = threading.Condition()
         """Guards what follows."""
-        self._sections: deque[_Section] = deque([_Section()])
-        """Writes, in the order of the exclusive works between them."""
+        self._writes = _WriteQueue()
+        self._exclusive: deque[_ExclusiveWork] = deque()
         self._paces: dict[Account, float] = {}
         """What the writes of each caller take, as a multiple of what they are expected to take: a moving average."""
         self._principal = ""
@@ -176,7 +175,7 @@ class Writer:
         write = _Write(work, WRITE_COST_S + rows * ROW_COST_S, adds, future, memory, ahead, account)
         with self._changed:
             self._note_principal(account)
-            self._sections[-1].push(account, write)
+            self._writes.push(account, write)
             self._changed.notify()
         try:
             return await future
@@ -191,13 +190,15 @@ class Writer:
             self._principal = account[0]
 
     async def run_exclusively(self, work: Callable[[], T]) -> T:
-        """Run `work` on the writer thread after all earlier writes, while the writer has no open connection."""
+        """Run `work` on the writer thread before the next group, while the writer has no open connection.
+
+        It waits for no write that waits: others would wait behind it for all writes of one caller.
+        """
         if self._closed:
             raise JournalError("the journal is closed")
         future: asyncio.Future[T] = self._loop.create_future()
         with self._changed:
-            self._sections[-1].end = _ExclusiveWork(work, future)
-            self._sections.append(_Section())
+            self._exclusive.append(_ExclusiveWork(work, future))
             self._changed.notify()
         return await future
 
@@ -205,7 +206,7 @@ class Writer:
     def waiting(self) -> int:
         """Number of writes that wait."""
         with self._changed:
-            return sum(section.queue.waiting for section in self._sections)
+            return self._writes.queue.waiting
 
     @property
     def problem(self) -> WriteRefused | None:
@@ -236,7 +237,9 @@ class Writer:
     def _run_thread(self) -> None:
         going = True
         while going:
-            group, alone, going = self._take_group()
+            alone, group, going = self._take_work()
+            if alone is not None:
+                self._loop.call_soon_threadsafe(_deliver_all, [self._run_exclusive(alone)], {})
             if group:
                 self._busy_since_s = time.monotonic()
                 for write in group:
@@ -248,8 +251,6 @@ class Writer:
                 self._busy_since_s, self._failing = None, _failure_of(outcomes, self._failing)
                 self._loop.call_soon_threadsafe(_deliver_all, outcomes, costs)
                 self._tend_log()
-            if alone is not None:
-                self._loop.call_soon_threadsafe(_deliver_all, [self._run_exclusive(alone)], {})
         self._disconnect()
 
     def _tend_log(self) -> None:
@@ -259,31 +260,28 @@ class Writer:
         except Exception as error:  # tried again after the next group, which fails itself if the disk does
             log.warning("checkpoint_failed", error=error)
 
-    def _take_group(self) -> tuple[list[_Write], _ExclusiveWork | None, bool]:
-        """Waiting writes up to a bound, then the exclusive work after them, if any; False if they were the last."""
+    def _take_work(self) -> tuple[_ExclusiveWork | None, list[_Write], bool]:
+        """An exclusive work, else waiting writes up to a bound; False if nothing is left and nothing will come."""
         group: list[_Write] = []
         with self._changed:
-            while not (self._sections[0].queue.waiting or self._sections[0].end or self._closed):
+            waiting = self._writes.queue
+            while not (waiting.waiting or self._exclusive or self._closed):
                 self._changed.wait()
-            section = self._sections[0]
+            if self._exclusive:
+                return self._exclusive.popleft(), group, True
             all_max_s, each_max_s, paces = GROUP_S, GROUP_S, {}
             if time.monotonic() < self._several_until_s:
                 all_max_s, each_max_s, paces = max(SHARED_S, self._commit_s), max(EACH_S, self._commit_s), self._paces
             all_s, each_s = 0.0, dict[str, float]()
-            while section.queue.waiting:
-                write = section.queue.peek()
+            while waiting.waiting:
+                write = waiting.peek()
                 principal, expected_s = write.account[0], write.expected_s(paces)
                 all_s += expected_s
                 each_s[principal] = each_s.get(principal, 0.0) + expected_s
                 if group and (all_s > all_max_s or each_s[principal] > each_max_s):
                     break
-                group.append(section.pop(paces))
-            if section.queue.waiting:
-                return group, None, True
-            if section.end is not None:
-                self._sections.popleft()
-                return group, section.end, True
-            return group, None, not self._closed
+                group.append(self._writes.pop(paces))
+            return None, group, bool(waiting.waiting or not self._closed)
 
     def _run_exclusive(self, alone: _ExclusiveWork) -> _Outcome:
         self._disconnect()
