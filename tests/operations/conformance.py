@@ -72,15 +72,17 @@ class OperationConformance:
         await store.save(ended)
         assert await store.get(ended.id) == ended
 
-    async def test_pages_have_the_newest_first(self, store: Operations) -> None:
+    async def test_pages_have_the_newest_first_without_payload(self, store: Operations) -> None:
         where = [("", ""), ("a", ""), ("a", "joy"), ("b", "joy"), ("a", "joy")]
         all_ = [made(number, *place) for number, place in enumerate(where)]
         for each in all_:
             await store.create(each)
-        assert await store.list_page("", "", "", 10) == all_[::-1]
-        assert await store.list_page("", "", all_[3].id, 2) == [all_[2], all_[1]]
-        assert await store.list_page("a", "", "", 10) == [all_[4], all_[2], all_[1]]
-        assert await store.list_page("a", "joy", all_[4].id, 10) == [all_[2]]
+        listed = [replace(each, payload="") for each in all_]
+        assert listed != all_
+        assert await store.list_page("", "", "", 10) == listed[::-1]
+        assert await store.list_page("", "", all_[3].id, 2) == [listed[2], listed[1]]
+        assert await store.list_page("a", "", "", 10) == [listed[4], listed[2], listed[1]]
+        assert await store.list_page("a", "joy", all_[4].id, 10) == [listed[2]]
 
     async def test_a_save_returns_the_request_to_cancel(self, store: Operations) -> None:
         await store.create(made(1))
@@ -103,7 +105,8 @@ class OperationConformance:
         assert [each.id for each in await store.list_unfinished()] == [made(0).id, made(1).id]
         assert await store.remove_ended(10) == 0
         assert await store.remove_ended(11) == 3
-        assert await store.list_page("", "", "", 10) == [replace(made(1), state=OperationState.RUNNING), made(0)]
+        left = [replace(made(1), state=OperationState.RUNNING), made(0)]
+        assert await store.list_page("", "", "", 10) == [replace(each, payload="") for each in left]
 
     async def test_one_process_claims_an_operation(self, store: Operations) -> None:
         await store.create(made(1))

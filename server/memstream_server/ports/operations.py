@@ -55,7 +55,7 @@ class Operation:
     memory: str
     """Name of a memory; empty for the whole namespace."""
     payload: str
-    """JSON with all arguments of the work, enough to resume it. Ids and numbers, no content."""
+    """JSON with all arguments of the work, enough to resume it. Ids and numbers, no content. Empty in a page."""
     state: OperationState = OperationState.QUEUED
     done: int = 0
     total: int = 0
@@ -83,7 +83,7 @@ class Operations(Protocol):
     async def get(self, id: str) -> Operation | None: ...
 
     async def list_page(self, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
-        """Newest first, with ids less than `before`; empty arguments do not restrict."""
+        """Newest first, without payloads, with ids less than `before`; empty arguments do not restrict."""
         ...
 
     async def save(self, operation: Operation) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, Row, delete, insert, literal, select, update
 
 from memstream_server.adapters.journal.database.database import Read, Write
 from memstream_server.adapters.journal.sql.answers import put_answer
@@ -17,6 +17,8 @@ from memstream_server.ports.operations import Operation, OperationFailure, Opera
 
 _UNFINISHED = operations.c.end_time_us == 0
 """By the end, which has an index; it is set together with a state that ends the operation."""
+_LISTED = [literal("").label(each.name) if each is operations.c.payload else each for each in operations.c]
+"""A page has no payload: it has as many ids as a call may name."""
 
 
 class SqlOperations:
@@ -100,7 +102,7 @@ def _get_operation(connection: Connection, id: str) -> Operation | None:
 
 
 def _list_operations(connection: Connection, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
-    chosen = select(operations).order_by(operations.c.id.desc()).limit(limit)
+    chosen = select(*_LISTED).order_by(operations.c.id.desc()).limit(limit)
     if namespace:
         chosen = chosen.where(operations.c.namespace == namespace)
     if memory:
