@@ -13,7 +13,7 @@ import pytest
 from memstream_server.adapters.journal import SqlJournal
 from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.models import Models
-from memstream_server.app.opening import open_images, record_space
+from memstream_server.app.running import open_images, record_space
 from memstream_server.app.watched_models import record_models
 from memstream_server.core.events import Event
 from memstream_server.core.replay_events import fold_all, place_of

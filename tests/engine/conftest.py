@@ -10,7 +10,7 @@ import pytest
 
 from memstream_server.app.dependencies import build_limits, engine_parts
 from memstream_server.app.models import Models, models_of
-from memstream_server.app.opening import choose_index, record_space
+from memstream_server.app.running import choose_index, record_space
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.observability import Metrics
 from memstream_server.settings import Settings

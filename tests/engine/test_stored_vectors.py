@@ -13,7 +13,7 @@ import pytest
 from memstream_server.app.models import Models
 from memstream_server.core.policy import DEFAULT, with_value
 from memstream_server.core.values import MemoryKind
-from memstream_server.engine.background import compaction
+from memstream_server.engine.background import vectors
 from memstream_server.engine.requests import NewMemory, Query
 from memstream_server.ports.models import EmbeddingModel
 from tests.engine.assembled import NAMESPACE, assembled, check
@@ -131,8 +131,8 @@ async def test_only_a_memory_without_receipts_is_rounded(tmp_path: Path, receipt
 
 
 async def test_a_conversion_continues_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "PAUSE_S", 3_600.0)
-    monkeypatch.setattr(compaction, "SLICE", 4)
+    monkeypatch.setattr(vectors, "PAUSE_S", 3_600.0)
+    monkeypatch.setattr(vectors, "SLICE", 4)
     async with assembled(tmp_path) as parts:
         await fill(parts.engine)
         await parts.engine.wait_for_compaction()
@@ -147,7 +147,7 @@ async def test_a_conversion_continues_after_a_restart(tmp_path: Path, monkeypatc
             assert await asked(parts.engine) == before
         left.add(stored_lengths(tmp_path, "vectors")[4 * 384])
     assert len(left) == 3
-    monkeypatch.setattr(compaction, "PAUSE_S", 0.0)
+    monkeypatch.setattr(vectors, "PAUSE_S", 0.0)
     async with assembled(tmp_path) as parts:
         await parts.engine.wait_for_compaction()
         assert await asked(parts.engine) == before

@@ -351,7 +351,7 @@ def test_tracing_off_needs_no_packages() -> None:
         "import sys; sys.modules['opentelemetry'] = None\n"
         "import memstream, memstream_server.app.process, memstream_server.rpc.server\n"
         "from memstream_server.app.errors import StartError\n"
-        "from memstream_server.app.opening import open_tracing\n"
+        "from memstream_server.app.running import open_tracing\n"
         "from memstream_server.settings import load\n"
         "try: open_tracing(load(flags={'otlp_endpoint': 'http://127.0.0.1:4317'}))\n"
         "except StartError as error: print(error)\n"

@@ -16,7 +16,7 @@ from memstream_server.adapters.journal import SqlJournal, open_journal
 from memstream_server.adapters.models.hashing import computed_spaces
 from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.models import Models
-from memstream_server.app.opening import record_space
+from memstream_server.app.running import record_space
 from memstream_server.core.policy import Policy
 from memstream_server.core.values import MemoryKind
 from memstream_server.engine.errors import EngineError, LeaseLost, OwnedElsewhere

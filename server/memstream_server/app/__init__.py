@@ -5,8 +5,7 @@ embedders: the table of embedders, by the setting `embedding`
 errors: why a server does not start
 event_loop: the event loop, which drains gRPC's wake-up socket
 models: embedder, reranker and LLM from the settings
-opening: what a start opens: tracing, images, the vector index, embedding space
 process: signals, allocator and garbage collector of the process
-running: starts a server and closes its parts in reverse order
+running: opens tracing, images, index and embedding space; starts a server and closes its parts in reverse order
 watched_models: the recorded models that the engine gets; status and metrics of their calls
 """

@@ -26,8 +26,7 @@ showing: show, stats and info.
 blocks: lists, shows, writes, edits and deletes blocks
 conversations: lists, shows, searches and deletes conversations
 corrections: conflicts, supersede, history: what corrects a statement, and what it said before.
-transfer: export.
-importing: import.
+transfer: export and import.
 
 Helpers of one command:
 feeds: the input files of observe, their producers, and what was sent of them.

@@ -33,7 +33,7 @@ COMMANDS = {
     "info": ("showing", "Show the server's version, models, capabilities and limits."),
     "server": ("showing", "Show what the server uses and does, and who calls it."),
     "export": ("transfer", "Export a memory or a namespace to a file."),
-    "import": ("importing", "Import an export, or chats and memories of another program."),
+    "import": ("transfer", "Import an export, or chats and memories of another program."),
     "supersede": ("corrections", "Mark fragments as corrected by a newer one."),
     "conflicts": ("corrections", "List statements that may not be true together, and decide one."),
     "erase": ("long_work", "Erase fragments permanently, with everything derived from them."),

@@ -38,7 +38,7 @@ from memstream_server.adapters.journal.sql.schema import (
     outbox,
     vectors,
 )
-from memstream_server.adapters.journal.verify import operations, read_only_open, sqlite_wal
+from memstream_server.adapters.journal.verify import read_only_open, sqlite_wal, verify
 from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal
 from memstream_server.adapters.milvus.child import SOCKET_PATTERN, find_flaw
 from memstream_server.adapters.milvus.naming import collection_name
@@ -643,7 +643,7 @@ def _count_unvectored(connection: Connection) -> Finding:
 
 
 def _list_operations(connection: Connection) -> Iterator[Finding]:
-    unfinished = list(operations.describe_unfinished(connection))
+    unfinished = list(verify.describe_unfinished(connection))
     for id_, what in unfinished[:_SAID_MAX]:
         yield note("operations", f"{id_} has not ended: {what}", _GOES_ON)
     if len(unfinished) > _SAID_MAX:

@@ -17,13 +17,12 @@ import structlog
 from msgspec.structs import replace
 
 from memstream_server.core.events import Event, EventType
-from memstream_server.engine.background.compaction import Compaction
 from memstream_server.engine.background.feeds import Feeds
 from memstream_server.engine.background.indexer import Indexer
 from memstream_server.engine.background.jobs import Jobs
-from memstream_server.engine.background.missing_vectors import MissingVectors
 from memstream_server.engine.background.retention import Purging, Retention
 from memstream_server.engine.background.standing_blocks import StandingBlocks
+from memstream_server.engine.background.vectors import Compaction, MissingVectors
 from memstream_server.engine.blocks import Blocks
 from memstream_server.engine.conflicts import Conflicts
 from memstream_server.engine.errors import (

@@ -4,7 +4,7 @@ The tunables of a memory are its policy (core/policy.py); settings apply to the 
 flag, then the environment (MEMSTREAM_ and the name in capitals), then the TOML file, then the default. docs/settings.md
 is generated from `Settings`.
 
-server, access, models, limits: the settings by subject
+sections: the settings by subject
 values: kinds, addresses and URLs, and the declaration of a setting
 """
 
@@ -19,20 +19,19 @@ from typing import Any
 from pydantic import SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from memstream_server.settings.access import AccessSettings
-from memstream_server.settings.limits import RequestSettings, StreamSettings
-from memstream_server.settings.models import (
+from memstream_server.settings.sections import (
+    AccessSettings,
     EmbeddingSettings,
-    LlmSettings,
-    NextEmbeddingSettings,
-    RerankerSettings,
-    TokenizerSettings,
-)
-from memstream_server.settings.server import (
     ImageSettings,
     IndexSettings,
     JournalSettings,
+    LlmSettings,
+    NextEmbeddingSettings,
+    RequestSettings,
+    RerankerSettings,
     ServerSettings,
+    StreamSettings,
+    TokenizerSettings,
     WorkingMemorySettings,
 )
 from memstream_server.settings.values import (

@@ -3,10 +3,9 @@
 task: what starts and stops most of it
 indexer: writes the outbox to the vector index, and compares it with the journal; one process at a time; how far the
     index is, and when vectors leave the overlays of large memories
-missing_vectors: fragments whose text the model refused: when they are embedded again
+vectors: embeds missing ones again; brings those of an earlier server into smaller forms, once
 jobs: insights, reflections, missing vectors and importances, questions about suspicions; each done once
 feeds: feeds memories with the messages of conversations
 standing_blocks: blocks that keep themselves: recalls their questions, and writes what has changed
-compaction: brings vectors of an earlier server into smaller forms, once
 retention: forgets by age, strength and number; erases after the grace period, and by the operation purge; prunes events
 """

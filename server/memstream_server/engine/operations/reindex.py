@@ -13,7 +13,7 @@ from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
     from memstream_server.engine.background.indexer import Indexer
-    from memstream_server.engine.background.missing_vectors import MissingVectors
+    from memstream_server.engine.background.vectors import MissingVectors
     from memstream_server.engine.operations.reembed import Reembedding
 
 TYPE = "reindex"

@@ -3,15 +3,17 @@ snapshot. The checks are the same for every database; `memstream doctor` checks 
 
 RAM: ids and places of the largest memory's fragments; neither contents nor vectors are kept.
 
-The checks of producers, their receipts, the receipts that are not yet stored, and of conversations are here, the others
-in other modules.
+The checks of producers, their receipts, the receipts that are not yet stored, of conversations and of operations are
+here, the others in other modules.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Row, Table, bindparam, func, select, tuple_
 from sqlalchemy.exc import DBAPIError
@@ -35,7 +37,9 @@ from memstream_server.adapters.journal.sql.schema import (
     message_bodies,
     messages,
     observations,
+    operations,
     plans,
+    processes,
     producers,
     receipts,
     states,
@@ -48,17 +52,13 @@ from memstream_server.adapters.journal.verify.fragments import (
     check_recall_receipts,
     check_versions,
 )
-from memstream_server.adapters.journal.verify.operations import check_operations
 from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal, check_version
 from memstream_server.adapters.journal.verify.report import Report
 from memstream_server.core.json_text import find_fault
 from memstream_server.ports.conversation_records import StateScope
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import MemoryRecord, NamespaceBytes, Space
-
-if TYPE_CHECKING:
-    from memstream_server.adapters.journal.verify.report import Report
-
+from memstream_server.ports.operations import UNFINISHED, OperationFailure, OperationState
 
 _PRODUCERS = select(producers.c.name, producers.c.received, producers.c.stored).where(
     producers.c.memory == bindparam("number")
@@ -513,3 +513,66 @@ def _check_plans(checking: _ConversationCheck) -> None:
 
 def _key_range(checking: _ConversationCheck) -> tuple[int, int]:
     return key_range(checking.row.number)
+
+
+_TIME_MAX_US = 1 << 57
+"""In the year 6537, within the range of datetime."""
+
+
+def check_operations(connection: Connection, report: Report) -> None:
+    """Raises DBAPIError for unreadable rows."""
+    for row in connection.execute(select(operations).order_by(operations.c.id)):
+        report.count_checked("operations")
+        for text in _find_flaws(row):
+            report.add_violation("operations", f"operation {row.id} ({row.type}): {text}")
+    report.unfinished.update(describe_unfinished(connection))
+
+
+def describe_unfinished(connection: Connection) -> Iterator[tuple[str, str]]:
+    """(id, description with progress and owner) of each unfinished operation, oldest first."""
+    known = {*connection.execute(select(processes.c.number)).scalars()}
+    waiting = operations.c.state.in_([state.value for state in UNFINISHED])
+    for row in connection.execute(select(operations).where(waiting).order_by(operations.c.id)):
+        where = "/".join(filter(None, (row.namespace, row.memory))) or "the whole store"
+        far = f"{row.done:,} of {f'{row.total:,}' if row.total else 'an unknown number of'} {row.unit}"
+        text = f"{row.type} of {where}, {row.state}, {far}, asked for {_format_time(row.create_time_us)}"
+        if row.cancel_asked:
+            text += ", to be cancelled"
+        if row.process is not None:
+            text += f", by server number {row.process}" + ("" if row.process in known else ", which is gone")
+        yield row.id, text
+
+
+def _format_time(time_us: int) -> str:
+    if not 0 <= time_us < _TIME_MAX_US:
+        return f"at {time_us} µs"
+    return f"at {datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(' ', 'seconds')}"
+
+
+def _find_flaws(row: Row[Any]) -> Iterator[str]:
+    if row.state not in {*OperationState}:
+        yield f"its state {row.state!r} is unknown"
+        return
+    ended = row.state not in {*UNFINISHED}
+    if ended and not row.end_time_us:
+        yield f"it is {row.state} without an end time"
+    if not ended and row.end_time_us:
+        yield f"it is {row.state} with an end time"
+    if min(row.done, row.total) < 0:
+        yield f"it has done {row.done} of {row.total}"
+    if ended and (row.error is None) is (row.state == OperationState.FAILED):
+        yield f"it is {row.state} {'without' if row.error is None else 'with'} an error"
+    yield from _find_unreadable(row)
+
+
+def _find_unreadable(row: Row[Any]) -> Iterator[str]:
+    try:
+        if not isinstance(json.loads(row.payload), dict):
+            yield "its payload is not a JSON object"
+    except ValueError:
+        yield "its payload is not JSON"
+    try:
+        if row.error is not None:
+            OperationFailure(**json.loads(row.error))
+    except (ValueError, TypeError):
+        yield "its error cannot be read"

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0008"
 down_revision = "0007"
-branch_labels = None
-depends_on = None
 
 FINISHED = "FROM producers WHERE create_time_us IS NOT NULL AND stored = received"
 

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0017"
 down_revision = "0016"
-branch_labels = None
-depends_on = None
 
 _COUNTED = sa.text(
     "SELECT memory, count(*) - count(forget_time_us) AS present FROM fragments GROUP BY memory ORDER BY memory"

@@ -13,8 +13,6 @@ from memstream_server.adapters.journal.sql.byte_counts import COUNTED, UNCOUNTED
 
 revision = "0018"
 down_revision = "0017"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -10,8 +10,6 @@ from memstream_server.adapters.journal.sql.byte_counts import list_removals
 
 revision = "0020"
 down_revision = "0019"
-branch_labels = None
-depends_on = None
 
 TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 

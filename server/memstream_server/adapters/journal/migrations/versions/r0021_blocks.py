@@ -7,8 +7,6 @@ from memstream_server.adapters.journal.sql.byte_counts import list_removals, lis
 
 revision = "0021"
 down_revision = "0020"
-branch_labels = None
-depends_on = None
 
 TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 BIG_KEY = sa.BigInteger().with_variant(sa.Integer(), "sqlite")

@@ -7,8 +7,6 @@ from memstream_server.adapters.journal.database.migrate import UNENTERED
 
 revision = "0022"
 down_revision = "0021"
-branch_labels = None
-depends_on = None
 
 TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 

@@ -1,21 +1,27 @@
-"""Fragments without a vector, whose text the model refused: embedded again in the background and by an operation.
+"""Vectors that are not as they should be: missing ones, whose text the model refused, are embedded again in the
+background and by an operation; those of an earlier server are brought into smaller forms, once per store.
 
 Rule 1. What is missing is read from the journal, so that a new process continues. Each memory that lacks vectors gets a
 backfill job, which its owner runs (jobs.py).
 Rule 2. One process enters the jobs, the leader. The pause between two rounds doubles while no vector comes of them,
 because each attempt may have a price.
+Rule 3. Both forms of a vector are readable at any time. The journal has the last memory that is done, so that a restart
+continues.
+Rule 4. Rounding moves a cosine by less than 0.0005. The memory is loaded again after it, and its image is removed, so
+that RAM has what the journal has.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import structlog
 
 from memstream_server.engine.background.jobs import BACKFILL
 from memstream_server.engine.background.task import BackgroundTask
-from memstream_server.engine.errors import ModelDown
+from memstream_server.engine.errors import EngineError, ModelDown
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import Job
 from memstream_server.ports.models import ModelState
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from memstream_server.engine.operations.runner import Progress
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.runtime.ownership import Ownership
+    from memstream_server.engine.runtime.registry import Registry
     from memstream_server.ports.operations import OperationFailure
 
 log = structlog.get_logger(__name__)
@@ -92,3 +99,58 @@ class MissingVectors(BackgroundTask):
         self._jobs.notify_jobs()
         if memories:
             log.info("missing_vectors", memories=len(memories), fragments=sum(count for _, count in memories))
+
+
+SLICE = 256
+"""Vectors converted per write, some 10 ms of it."""
+PAUSE_S = 0.05
+"""Between slices: a fifth of the writer's time at most."""
+MEMORIES = 200
+"""Memories listed, and done before the journal says so."""
+RETRY_S = 30.0
+
+
+class Compaction(BackgroundTask):
+    """One background task. The engine starts and stops it."""
+
+    def __init__(self, storage: Storage, registry: Registry) -> None:
+        self._storage = storage
+        self._journal = storage.journal
+        self._registry = registry
+
+    async def wait(self) -> None:
+        """Until everything is converted."""
+        if self._task is not None:
+            await self._task
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                if self._registry.ownership.leads:
+                    await self._convert_all()
+                    return
+            except (JournalError, EngineError) as error:
+                log.warning("compaction_failed", error=error, retry_in_s=RETRY_S)
+            await asyncio.sleep(RETRY_S)
+
+    async def _convert_all(self) -> None:
+        after = await self._journal.compacted_up_to()
+        while after is not None:
+            page = await self._journal.all_memories(after, MEMORIES)
+            for record in page:
+                await self._convert_memory(record.uid)
+            after = page[-1].uid if page else None
+            await self._journal.set_compacted(after)
+
+    async def _convert_memory(self, uid: str) -> None:
+        position: int | None = -1
+        is_rounded = False
+        while position is not None:
+            position, written, rounded = await self._journal.compact_vectors(uid, position, SLICE)
+            is_rounded = is_rounded or rounded
+            if written:
+                await asyncio.sleep(PAUSE_S)
+        if is_rounded:
+            self._storage.images.drop(uid)
+            with contextlib.suppress(EngineError):
+                await self._registry.load_again(uid)
