@@ -9,11 +9,13 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from sqlalchemy import ColumnElement, Connection, delete, select
 
-from memstream_server.adapters.journal.database.database import Read, Write
+from memstream_server.adapters.journal.database.database import Read, SharedRun, Write
 from memstream_server.adapters.journal.sql import codec, export_reads, import_staging, joint_writes, messages, states
 from memstream_server.adapters.journal.sql import conversation_copies as copies
 from memstream_server.adapters.journal.sql import conversation_records as records
@@ -66,6 +68,8 @@ class SqlConversations:
     def __init__(self, write: Write, read: Read) -> None:
         self._write = write
         self._read = read
+        self._purges: WeakValueDictionary[str, SharedRun] = WeakValueDictionary()
+        """By namespace."""
 
     async def append_message(
         self, conversation: ConversationName, message: Message, now_us: int, answer: AnswerOf[Message] = None
@@ -137,9 +141,15 @@ class SqlConversations:
             await self._purge_deleted(namespace)
 
     async def _purge_deleted(self, namespace: str) -> None:
-        """Delete, slice by slice, the rows of what was deleted in a namespace."""
-        while (number := await self._read(lambda c: hidden.find_deleted(c, namespace))) is not None:
-            await self._purge(number)
+        """Delete, slice by slice, the rows of what was deleted in a namespace before, but not of what is deleted
+        meanwhile: while other calls delete, none would end.
+        """
+        await self._purges.setdefault(namespace, SharedRun()).run(partial(self._purge_listed, namespace))
+
+    async def _purge_listed(self, namespace: str) -> None:
+        for _ in range(2):  # a purged message leaves the parts of its body
+            for number in await self._read(partial(hidden.list_deleted, namespace=namespace)):
+                await self._purge(number)
 
     async def list_messages(self, conversation: ConversationName, query: MessageQuery) -> list[Message]:
         return await self._read(lambda c: messages.read_messages(c, conversation, query))

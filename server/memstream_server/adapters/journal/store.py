@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from memstream_server.adapters.journal.blocks import SqlBlocks, read_blocks
 from memstream_server.adapters.journal.conversations import SqlConversations
 from memstream_server.adapters.journal.database import directory, postgres
-from memstream_server.adapters.journal.database.database import Database, read_snapshot
+from memstream_server.adapters.journal.database.database import Database, SharedRun, read_snapshot
 from memstream_server.adapters.journal.database.migrate import BACKUPS_KEPT
 from memstream_server.adapters.journal.database.postgres import PostgresDatabase
 from memstream_server.adapters.journal.operations import SqlOperations
@@ -111,10 +111,7 @@ class SqlJournal:
         self._writer = Writer(database, asyncio.get_running_loop())
         self._closed = False
         self._trial: asyncio.Task[None] | None = None
-        self._scrubbing = asyncio.Lock()
-        self._scrubs_asked = self._scrubs_done = 0
-        self._scrub_at = 0.0
-        """When the next scrub may begin, by time.monotonic."""
+        self._scrubs = SharedRun()
         self._model: str | None = None
         """Model of the space in force, as last read or set by this process."""
         self.conversations = SqlConversations(self._writer.submit, self._run_read)
@@ -240,16 +237,8 @@ class SqlJournal:
         await self._write(writes.set_meta, 1, False, _COMPACTED, _ALL if after is None else after)
 
     async def scrub_files(self) -> None:
-        if self._database.scrub is None:
-            return
-        self._scrubs_asked += 1
-        mine = self._scrubs_asked
-        async with self._scrubbing:  # one serves all that were asked for before it began
-            if self._scrubs_done < mine:
-                await asyncio.sleep(max(0.0, self._scrub_at - time.monotonic()))
-                serves = self._scrubs_asked
-                await self._scrub(self._database.scrub)
-                self._scrubs_done = serves
+        if self._database.scrub is not None:
+            await self._scrubs.run(partial(self._scrub, self._database.scrub))
 
     async def _scrub(self, scrub: Callable[[], bool]) -> None:
         await asyncio.to_thread(self._database.copy_log)  # no write waits for this part
@@ -258,7 +247,7 @@ class SqlJournal:
             emptied = await self._writer.run_exclusively(scrub)
             pause_s = max(SCRUB_PAUSE_S, SCRUB_REST * (time.monotonic() - begun))
             if emptied:
-                self._scrub_at = time.monotonic() + pause_s
+                self._scrubs.not_before = time.monotonic() + pause_s
                 return
             await asyncio.sleep(pause_s)
         raise OutcomeUnknown("the journal's log could not be emptied: readers hold it; it will be retried")

@@ -7,6 +7,8 @@ in the process. A text with its values costs 6 µs.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -86,6 +88,27 @@ class Database(Protocol):
     def close(self) -> None:
         """Close all connections and release the database."""
         ...
+
+
+class SharedRun:
+    """Runs a function once for all who asked before the run began."""
+
+    def __init__(self) -> None:
+        self._running = asyncio.Lock()
+        self._asked = self._done = 0
+        self.not_before = 0.0
+        """When the next run may begin, by time.monotonic."""
+
+    async def run(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Returns once a run that began after this call has ended. If it fails, the next who waits runs it again."""
+        self._asked += 1
+        mine = self._asked
+        async with self._running:
+            if self._done < mine:
+                await asyncio.sleep(max(0.0, self.not_before - time.monotonic()))
+                serves = self._asked
+                await function()
+                self._done = serves
 
 
 class Write(Protocol):

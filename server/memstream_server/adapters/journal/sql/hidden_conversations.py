@@ -218,7 +218,7 @@ def find_due(connection: Connection, now_us: int) -> int | None:
     return connection.execute(statement).scalar_one_or_none()
 
 
-def find_deleted(connection: Connection, namespace: str) -> int | None:
-    """The number of a deleted conversation, or of the parts of a deleted body, that is to be purged."""
+def list_deleted(connection: Connection, namespace: str) -> Sequence[int]:
+    """The numbers of deleted conversations, and of the parts of deleted bodies, that are to be purged."""
     deleted = (conversations.c.expire_time_us == DELETED) & (conversations.c.namespace == namespace)
-    return connection.execute(select(conversations.c.number).where(deleted).limit(1)).scalar_one_or_none()
+    return connection.execute(select(conversations.c.number).where(deleted)).scalars().all()
