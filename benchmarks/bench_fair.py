@@ -72,7 +72,9 @@ STREAMS = {Size.TINY: 2, Size.SHORT: 16, Size.FULL: 192}
 AGAIN = {Size.TINY: 0, Size.SHORT: 2, Size.FULL: 2}
 """How often a cell over the bar is measured again."""
 CELL_MAX_S = 12.0
-"""A cell ends after this time with fewer calls."""
+"""A cell ends after this time with fewer calls,"""
+LOAD_MAX_S = 60.0
+"""but not before one of A's calls has ended, for at most this long: 64 large ones in turns end together."""
 PAUSE_S = 0.002
 IDLE_CORES, IDLE_LOOK_S, IDLE_MAX_S = 0.1, 0.2, 15.0
 """After A's calls the server is left alone until it uses less than so many cores, at most this long."""
@@ -132,9 +134,12 @@ class SmallCalls:
         """Both kinds, interleaved. At least so many trials, and as many as it takes until there is load."""
         measured = {kind: Times() for kind in KINDS}
         calls: dict[str, Callable[[], Awaitable[None]]] = {"recall": self._recall, "observe": self._observe}
-        until_s = time.perf_counter() + CELL_MAX_S
+        started_s = time.perf_counter()
         done = 0
-        while done < trials or (has_load is not None and not await has_load()):
+        while True:
+            lasted_s, loaded = time.perf_counter() - started_s, has_load is None or await has_load()
+            if (loaded and (done >= trials or lasted_s > CELL_MAX_S)) or lasted_s > LOAD_MAX_S:
+                break
             done += 1
             for kind, call in calls.items():
                 used_s, began_s = cpu_s(self._pid), time.perf_counter()
@@ -142,8 +147,6 @@ class SmallCalls:
                 measured[kind].taken_ms.append((time.perf_counter() - began_s) * 1e3)
                 measured[kind].cpu_ms.append((cpu_s(self._pid) - used_s) * 1e3)
                 await asyncio.sleep(PAUSE_S)
-            if time.perf_counter() > until_s:
-                break
         return measured
 
     async def wait_idle(self) -> None:
