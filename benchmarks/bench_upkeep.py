@@ -61,10 +61,11 @@ async def make_small(client: memstream.Client, name: str) -> tuple[memstream.Mem
 
 
 async def run_command(*words: str) -> None:
-    """Run a memstream command. Raises CalledProcessError."""
-    await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-m", "memstream_server", *words], check=True, capture_output=True
-    )
+    """Run a memstream command. Raises RuntimeError with its last lines if it fails."""
+    command = [sys.executable, "-m", "memstream_server", *words]
+    ended = await asyncio.to_thread(subprocess.run, command, check=False, capture_output=True, text=True)
+    if ended.returncode:
+        raise RuntimeError(f"memstream {words[0]} failed:\n{(ended.stdout + ended.stderr)[-2_000:]}")
 
 
 class Steps:

@@ -40,11 +40,16 @@ AT_MOST = at_most(1.1)
 """How much more a call may cost beside many memories than beside few."""
 _SETTLE_S = 0.3
 _KEYED = ("vectors", "versions", "observations", "events", "recall_receipts", "fragments")
-_NUMBERED = ("producers", "receipts", "anchors", "jobs", "conflicts")
+_NUMBERED = ("producers", "receipts", "anchors", "jobs", "conflicts", "event_fragments")
+_GENERAL = ("operations", "outbox")
+"""Tables whose rows name a memory and do not belong to it."""
 
 
 def copy_memories(journal: Path, copies: int) -> None:
-    """Copy all memories of a stopped server so many times, with the same fragments in each."""
+    """Copy all memories of a stopped server so many times, with the same fragments in each.
+
+    Raises ValueError if another table has rows of a memory: the copies would lack them.
+    """
     with contextlib.closing(sqlite3.connect(journal)) as opened, opened:
         opened.execute("PRAGMA synchronous = OFF")
         (most,) = opened.execute("SELECT max(number) FROM memories").fetchone()
@@ -52,6 +57,12 @@ def copy_memories(journal: Path, copies: int) -> None:
             table: [row[1] for row in opened.execute(f"PRAGMA table_info({table})")]
             for table in ("memories", *_KEYED, *_NUMBERED)
         }
+        tables = opened.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        for (table,) in tables:
+            columns = {row[1] for row in opened.execute(f"PRAGMA table_info({table})")}
+            has_rows = opened.execute(f"SELECT EXISTS (SELECT 1 FROM {table})").fetchone()[0]
+            if table not in names and columns & {"key", "memory"} and has_rows and table not in _GENERAL:
+                raise ValueError(f"{table} has rows of memories and is not copied")
         for copy in range(1, copies + 1):
             shift = copy * most
             changed = {
