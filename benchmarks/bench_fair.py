@@ -72,9 +72,9 @@ STREAMS = {Size.TINY: 2, Size.SHORT: 16, Size.FULL: 192}
 AGAIN = {Size.TINY: 0, Size.SHORT: 2, Size.FULL: 2}
 """How often a cell over the bar is measured again."""
 CELL_MAX_S = 12.0
-"""A cell ends after this time with fewer calls,"""
+"""A cell ends after this time with fewer calls, if one of A's calls has ended."""
 LOAD_MAX_S = 60.0
-"""but not before one of A's calls has ended, for at most this long: 64 large ones in turns end together."""
+"""A cell ends after this time in any case. 64 large calls in turns end together, and late."""
 PAUSE_S = 0.002
 IDLE_CORES, IDLE_LOOK_S, IDLE_MAX_S = 0.1, 0.2, 15.0
 """After A's calls the server is left alone until it uses less than so many cores, at most this long."""

@@ -1,4 +1,4 @@
-"""The calls of a small memory on a server that holds many such memories, beside the same on one that holds few.
+"""The calls of a small memory on a server that holds many such memories, vs the same on one that holds few.
 
 Both servers run at the same time and serve the same calls in turn. The many are copies of rows in the journal's file,
 made while the server is stopped: to observe them would take a quarter of an hour for 100,000.

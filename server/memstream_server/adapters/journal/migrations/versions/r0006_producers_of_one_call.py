@@ -1,4 +1,4 @@
-"""Producers that represent a request_id are deleted with it; existing ones cannot be told apart and stay."""
+"""Producers that represent a request_id are deleted with it; existing ones cannot be distinguished and stay."""
 
 import sqlalchemy as sa
 from alembic import op
