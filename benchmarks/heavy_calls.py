@@ -362,9 +362,9 @@ class Caller:
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
     async def call(
-        self, method: MethodDescriptor, given: Message | list[Message], quiet_s: float = QUIET_S
+        self, method: MethodDescriptor, given: Message | list[Message], quiet_s: float | None = QUIET_S
     ) -> list[bytes]:
-        """All responses; of a stream that stays open, those until it is quiet for `quiet_s`."""
+        """All responses; of a stream that stays open, those until it is quiet for `quiet_s`; None: never."""
         requests = given if isinstance(given, list) else [given]
         make = self.channel.stream_stream if method.client_streaming else self.channel.unary_stream
         sent: Any = _send(requests) if method.client_streaming else requests[0]

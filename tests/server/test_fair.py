@@ -34,7 +34,7 @@ from heavy_calls import ARGUMENTS, METHODS, QUIET, Caller, find_missing, flood_h
 FRAGMENTS, CALLS, ROUNDS = 100, 3, 2
 CALLS_MAX = 4_500
 """Python calls of a step: some two milliseconds."""
-LONGER = {"ObserveBatch": 23_000, "RecallOnce": 11_000}
+LONGER = {"Observe": 23_000, "ObserveBatch": 23_000, "RecallOnce": 11_000}
 """The working set shows a commit of 1,024 fragments at once, and an answer of 1,000 is of one revision."""
 BY_NAME = {method.name: method for method in METHODS}
 LIGHT, HEAVY = "key:light", "key:heavy"
@@ -170,7 +170,8 @@ async def test_no_rpc_has_a_long_step_at_its_largest_arguments(tmp_path: Path, m
                 continue
             await prepare_call(heavy.send, method, world)
             with counter.counting():
-                await heavy.call(method, ARGUMENTS[method.name](world), quiet_s=0.05)
+                quiet_s = 0.05 if method.name == "Recall" else None  # others end by themselves
+                await heavy.call(method, ARGUMENTS[method.name](world), quiet_s)
             longest[method.name] = counter.most
     assert {name: most for name, most in longest.items() if most > LONGER.get(name, CALLS_MAX)} == {}
 

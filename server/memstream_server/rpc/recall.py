@@ -306,7 +306,7 @@ class RecallStream:
             query = _with_time(query, timeout_s, self._time_remaining())
             asking = self._engine.recall(self._opening.namespace, self._opening.memory, query)
             answer = await _limit_time(asking, timeout_s)
-        done = queries.done_response(message.query_id, answer, message.token_budget > 0)
+        done = await queries.done_response(message.query_id, answer, message.token_budget > 0)
         inside = done if self._opening.done_in_recollections else None
         responses = queries.recollection_responses(message.query_id, answer, message.explain, inside)
         async for response in responses:

@@ -192,7 +192,7 @@ class StreamService:
             answer = await recall.recall_once(
                 self._engine, namespace, memory, query, recall.query_timeout_s(request.query), context.time_remaining()
             )
-        done = queries.done_response(query_id, answer, query.token_budget > 0)
+        done = await queries.done_response(query_id, answer, query.token_budget > 0)
         return recall.check_size(await queries.encode_answer(query_id, answer, query.explain, done), limits)
 
     async def _count_words(self, namespace: str, memory: str, query: Query) -> pb.RecallOnceResponse:

@@ -141,9 +141,8 @@ class SqlConversations:
             await self._purge_deleted(namespace)
 
     async def _purge_deleted(self, namespace: str) -> None:
-        """Delete, slice by slice, the rows of what was deleted in a namespace before, but not of what is deleted
-        meanwhile: while other calls delete, none would end.
-        """
+        """Delete, slice by slice, the rows of what was deleted in a namespace before. Calls meanwhile delete theirs:
+        with them, none would end."""
         await self._purges.setdefault(namespace, SharedRun()).run(partial(self._purge_listed, namespace))
 
     async def _purge_listed(self, namespace: str) -> None:

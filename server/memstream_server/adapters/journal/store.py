@@ -81,8 +81,7 @@ _COMPACTED, _ALL = "vectors_compacted", "all"
 SCRUB_S, SCRUB_PAUSE_S = 60.0, 0.02
 """How long, and how often, emptying the log is tried while readers need it."""
 SCRUB_REST = 8
-"""A scrub, or another try, begins no sooner than so many times as long as writes waited for the one before: calls that
-erase without end leave eight ninths of the writer to others. All calls of that time share the next scrub."""
+"""A scrub, or another try, begins after so many times the time for which writes waited for the one before."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -190,10 +190,8 @@ class Writer:
             self._principal = account[0]
 
     async def run_exclusively(self, work: Callable[[], T]) -> T:
-        """Run `work` on the writer thread before the next group, while the writer has no open connection.
-
-        It waits for no write that waits: others would wait behind it for all writes of one caller.
-        """
+        """Run `work` on the writer's thread before the next group, while the writer has no open connection. After all
+        waiting writes, others would wait for those of one caller."""
         if self._closed:
             raise JournalError("the journal is closed")
         future: asyncio.Future[T] = self._loop.create_future()

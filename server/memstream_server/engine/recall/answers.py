@@ -197,7 +197,9 @@ def complete_answer(parts: Sequence[PartialAnswer], ranked: Ranked, query: Query
         elif len(missed) < query.near_misses:
             missed.append(NearMiss(one.scored, Stage.LIMIT, memory=part.memory))
     several = limit is not None
-    others = [replace(miss, memory=part.memory) for part in parts for miss in part.answer.near_misses]
+    others = [
+        replace(miss, memory=part.memory) if part.memory else miss for part in parts for miss in part.answer.near_misses
+    ]
     if several:
         others.sort(key=lambda miss: -miss.scored.score)
     held: dict[str, Fragment] = {}

@@ -200,7 +200,7 @@ async def change_responses(
     """Changes of a standing query's answer; `inside`: whether the last part contains `done`."""
     if change.retracted:
         yield pb.RecallResponse(retracted=pb.Retracted(query_id=query_id, fragment_ids=change.retracted))
-    end = done_response(query_id, change.answer, budgeted)
+    end = await done_response(query_id, change.answer, budgeted)
     end.ranking_ids.extend(change.ids)
     async for response in recollection_responses(
         query_id, change.answer, explain, end if inside else None, change.ranks
@@ -210,9 +210,9 @@ async def change_responses(
         yield pb.RecallResponse(done=end)
 
 
-def done_response(query_id: str, answer: RecallAnswer, budgeted: bool) -> pb.RecallDone:
+async def done_response(query_id: str, answer: RecallAnswer, budgeted: bool) -> pb.RecallDone:
     """The end of a query's answer."""
-    return pb.RecallDone(
+    done = pb.RecallDone(
         query_id=query_id,
         revision=answer.revision,
         eligible=answer.eligible,
@@ -220,7 +220,6 @@ def done_response(query_id: str, answer: RecallAnswer, budgeted: bool) -> pb.Rec
         best_relevance=answer.best_relevance,
         weak=answer.weak,
         degraded=answer.degraded,
-        near_misses=[_near_miss(each) for each in answer.near_misses],
         timings=dict(answer.timings_s),
         tokens=answer.tokens if budgeted else 0,
         interpreted=[_interpreted_time(each) for each in answer.interpreted],
@@ -229,6 +228,9 @@ def done_response(query_id: str, answer: RecallAnswer, budgeted: bool) -> pb.Rec
         unmatched=map(fragments.unmatched_message, answer.unmatched),
         memories=map(memory_message, answer.memories),
     )
+    async for some in in_slices(answer.near_misses, ENCODED_PER_SLICE):
+        done.near_misses.extend(map(_near_miss, some))
+    return done
 
 
 def _interpreted_time(found: TimePhrase) -> pb.InterpretedTime:
@@ -404,7 +406,7 @@ async def encode_replay(replay: Replay) -> bytes:
     if (answer := replay.answer) is None:
         return message.SerializeToString()
     budgeted = message.receipt.query.token_budget > 0
-    message.done.CopyFrom(queries.done_response(message.receipt.query.query_id, answer, budgeted))
+    message.done.CopyFrom(await queries.done_response(message.receipt.query.query_id, answer, budgeted))
     await pause_if_due()
     return message.SerializeToString() + await queries.encode_recollections(answer, memory_pb.ReplayRecallResponse)
 
