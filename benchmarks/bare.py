@@ -163,7 +163,7 @@ class Messages:
         raise AssertionError("a loop without turns never pauses")
 
     async def _collect(self) -> list[pb.RecallResponse]:
-        done = queries.done_response("1", self._answer, False)
+        done = await queries.done_response("1", self._answer, False)
         return [each async for each in queries.recollection_responses("1", self._answer, False, done)]
 
     def time_round_trip(self) -> float:
