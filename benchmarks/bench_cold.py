@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bare import start_milvus_lite
 from claims import CPU, Claim, at_most, make_claim, make_pause_claim, run_standalone
@@ -88,7 +89,7 @@ async def measure_rounds(report: Report, size: Size, rounds: int) -> None:
 
 
 async def _start_server(
-    stack: contextlib.AsyncExitStack, data_dir: Path, sizes: Sequence[int], **settings: float
+    stack: contextlib.AsyncExitStack, data_dir: Path, sizes: Sequence[int], **settings: Any
 ) -> tuple[BenchServer, RecallClient, Texts]:
     """A server with room for one memory, filled with memories of these sizes."""
     server = BenchServer(data_dir, index_flush_interval_s=2, active_memories_max=1, **settings)

@@ -15,6 +15,7 @@ import contextlib
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from arriving import PER_S, RATE, send_steadily
 from claims import Claim, make_claim, run_standalone
@@ -46,7 +47,8 @@ async def measure_rounds(report: Report, size: Size, rounds: int) -> None:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = stack.enter_context(run_endpoint())
         model = {"embedding": "openai", "embedding_model": MODEL, "embedding_base_url": url}
-        server = stack.enter_context(BenchServer(scratch / "data", **model, embedding_concurrency=AT_ONCE))
+        settings: dict[str, Any] = {**model, "embedding_concurrency": AT_ONCE}
+        server = stack.enter_context(BenchServer(scratch / "data", **settings))
         client = await stack.enter_async_context(memstream.connect(server.address))
         texts = await fill_memories(client, PREFIX, [EACH] * MEMORIES[size])
         recalling = await stack.enter_async_context(RecallClient(server, client, PREFIX))

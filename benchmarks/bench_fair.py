@@ -39,6 +39,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench_http import free_address
 from bench_overload import TENANTS, make_access
@@ -94,7 +95,7 @@ SPIN = "spin"
 GRPC, HTTP = "gRPC", "HTTP"
 KINDS = ("recall", "observe")
 HEAVY, LIGHT = TENANTS
-SMALL = {"namespace": LIGHT, "memory": "small"}
+SMALL: dict[str, Any] = {"namespace": LIGHT, "memory": "small"}
 BY_NAME = {method.name: method for method in METHODS}
 
 
@@ -249,7 +250,7 @@ def bytes_in(directory: Path) -> int:
     return found
 
 
-def make_admin_access(directory: Path) -> tuple[dict[str, str | float], dict[str, str]]:
+def make_admin_access(directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """As `make_access`; A may also call what concerns the whole server."""
     access, tokens = make_access(directory)
     policy = Path(str(access["access_policy_file"]))
@@ -459,7 +460,7 @@ def run_benchmark() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["heavy"]:
-        *named, file = sys.argv[2:]
-        asyncio.run(run_heavy_process(*named, from_record(Path(file).read_text("utf-8"))))
+        grpc_address, http_address, token, file = sys.argv[2:]
+        asyncio.run(run_heavy_process(grpc_address, http_address, token, from_record(Path(file).read_text("utf-8"))))
     else:
         sys.exit(run_benchmark())

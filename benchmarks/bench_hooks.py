@@ -107,8 +107,8 @@ def run_benchmark(size: Size, rounds: int | None = None) -> Report:
             for _ in range(rounds or ROUNDS[size]):
                 report.add_round(BARE, ms=run_bare())
                 for event in EVENTS:
-                    took, output = run_hook(event, home, server.address)
-                    report.add_round(f"hook {event}", ms=took, answered=float(bool(output)))
+                    ms, output = run_hook(event, home, server.address)
+                    report.add_round(f"hook {event}", ms=ms, answered=float(bool(output)))
                 os.kill(server.pid, signal.SIGSTOP)
                 try:
                     report.add_round(SILENT, ms=run_hook("prompt", home, server.address)[0])

@@ -15,6 +15,7 @@ import contextlib
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from claims import Claim, at_most, make_claim, make_pause_claim, run_standalone
 from flooding import run_flood
@@ -33,7 +34,7 @@ ROUNDS = {Size.TINY: 1, Size.SHORT: 5, Size.FULL: 5}
 STREAMS, CALLS = 8, 2
 PAUSE_S = 0.02
 """Pause of tenant B after each call, so that its own limits never delay it."""
-LIMITS: dict[str, str | float] = {
+LIMITS: dict[str, Any] = {
     "caller_streams_max": 2 * STREAMS,
     "caller_calls_max": CALLS,
     "caller_requests_per_s": 40,
@@ -50,7 +51,7 @@ FLOOD = "rates of the flood"
 FLOODED = {"observed": "observed/s", "recalled": "recalled/s", "refused": "refused/s"}
 
 
-def make_access(directory: Path) -> tuple[dict[str, str | float], dict[str, str]]:
+def make_access(directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Settings of a server with API keys for both tenants, and the keys."""
     directory.mkdir()
     keys_file, policy_file = directory / "keys.json", directory / "policy.toml"

@@ -20,6 +20,7 @@ import itertools
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 from claims import Claim, at_most, make_claim, run_standalone
@@ -94,7 +95,7 @@ async def capture_answer(address: str, memory: str, question: str) -> pb.RecallR
     """The message with which the server answers a question: all of its answer, `done` included."""
     opening = pb.RecallOpen(namespace="parts", memory=memory, done_in_recollections=True)
     async with grpc.aio.insecure_channel(address) as channel:
-        call = StreamServiceStub(channel).Recall()
+        call: Any = StreamServiceStub(channel).Recall()
         await call.write(pb.RecallRequest(open=opening))
         await call.read()
         await call.write(pb.RecallRequest(query=query_to_wire("1", question)))

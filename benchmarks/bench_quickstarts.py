@@ -34,7 +34,8 @@ from report import describe_machine, format_machine
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.quickstarts import FRAMEWORK_QUICKSTARTS  # noqa: E402
+from quickstarts import FRAMEWORK_QUICKSTARTS  # noqa: E402
+
 from tests.support.host_model import Asked, Called, HostModel, Reply  # noqa: E402
 from tests.toolchains.hosts import PACKAGES, Host, prepared, version_of  # noqa: E402
 from tests.toolchains.programs import CACHE, Absent  # noqa: E402

@@ -41,13 +41,13 @@ def row_name(count: int) -> str:
 
 async def measure_rounds(report: Report, size: Size, rounds: int) -> None:
     """Fill, restart, activate each memory, and ask all of them in each round."""
-    counts, settings = SIZES[size], {"index_flush_interval_s": 2}
+    counts = SIZES[size]
     with tempfile.TemporaryDirectory() as scratch:
-        with BenchServer(Path(scratch) / "data", **settings) as server:
+        with BenchServer(Path(scratch) / "data", index_flush_interval_s=2) as server:
             async with memstream.connect(server.address) as client:
                 texts = await fill_memories(client, PREFIX, counts)
         async with contextlib.AsyncExitStack() as stack:
-            server = stack.enter_context(BenchServer(Path(scratch) / "data", **settings))
+            server = stack.enter_context(BenchServer(Path(scratch) / "data", index_flush_interval_s=2))
             client = await stack.enter_async_context(memstream.connect(server.address))
             recalling = await stack.enter_async_context(RecallClient(server, client, PREFIX))
             for place, count in enumerate(counts):

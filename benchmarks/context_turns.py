@@ -249,7 +249,7 @@ async def measure_talk(client: memstream.Client, talk: Talk, given: argparse.Nam
 async def begin_summary(client: memstream.Client, talk: Talk) -> Arm:
     """A conversation that feeds a memory of its own, so that both arms recall the same, and a block there that keeps
     itself from the conversation's messages."""
-    diary = await client.create_memory(f"bench/{talk.name}-diary", kind="long_term")
+    diary = await client.create_memory(f"bench/{talk.name}-diary", kind=memstream.MemoryKind.LONG_TERM)
     chat = client.conversation(f"bench/{talk.name}-summed")
     await chat.update(create=True, feed_memory=diary.name)
     of_chat = memstream.Filter(sessions=[chat.name])

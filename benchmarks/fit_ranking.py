@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
@@ -36,9 +35,9 @@ from memstream_server.core.columns import Columns
 from memstream_server.core.dense import DenseMatrix
 from memstream_server.core.filters import Filter, mask
 from memstream_server.core.lexical import Legs, LexicalIndex, query_terms
-from memstream_server.core.ranking import RankingQuery, Weights, add_timely, assess_candidates, best, candidates, rank
+from memstream_server.core.ranking import RankingQuery, add_timely, assess_candidates, best, candidates, rank
 from memstream_server.core.rendering import indexed_text, lexical_text
-from memstream_server.core.scores import TIMED_PARTS
+from memstream_server.core.scores import TIMED_PARTS, Weights
 from memstream_server.core.signals import Signals
 from memstream_server.core.time_phrases.recognition import asks_only_time, find_times
 from memstream_server.core.values import Fragment
@@ -217,7 +216,8 @@ def fit_logistic(asked: Sequence[Asked], columns: Sequence[int]) -> Matrix:
         reached, chances = after
         if reached - before < 1e-6:
             break
-    return weights / spread
+    found: npt.NDArray[np.float64] = weights / spread
+    return found
 
 
 def share_out(found: dict[str, float], present: fitted_weights.FittedWeights) -> fitted_weights.FittedWeights:
@@ -303,4 +303,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -89,12 +89,12 @@ class World:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @property
-    def memory(self) -> dict[str, str]:
+    def memory(self) -> dict[str, Any]:
         """The fields that name the memory."""
         return {"namespace": self.namespace, "memory": _NAME}
 
     @property
-    def conversation(self) -> dict[str, str]:
+    def conversation(self) -> dict[str, Any]:
         """The fields that name the conversation."""
         return {"namespace": self.namespace, "conversation": _CONVERSATION}
 
@@ -369,7 +369,8 @@ class Caller:
         make = self.channel.stream_stream if method.client_streaming else self.channel.unary_stream
         sent: Any = _send(requests) if method.client_streaming else requests[0]
         serialize = type(requests[0]).SerializeToString
-        call = make(path_of(method), request_serializer=serialize)(sent, metadata=self._metadata, timeout=120)
+        start: Any = make(path_of(method), request_serializer=serialize)
+        call = start(sent, metadata=self._metadata, timeout=120)
         answers: list[bytes] = []
         try:
             while True:

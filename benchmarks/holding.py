@@ -59,9 +59,9 @@ def copy_memories(journal: Path, copies: int) -> None:
         }
         tables = opened.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         for (table,) in tables:
-            columns = {row[1] for row in opened.execute(f"PRAGMA table_info({table})")}
+            held = {row[1] for row in opened.execute(f"PRAGMA table_info({table})")}
             has_rows = opened.execute(f"SELECT EXISTS (SELECT 1 FROM {table})").fetchone()[0]
-            if table not in names and columns & {"key", "memory"} and has_rows and table not in _GENERAL:
+            if table not in names and held & {"key", "memory"} and has_rows and table not in _GENERAL:
                 raise ValueError(f"{table} has rows of memories and is not copied")
         for copy in range(1, copies + 1):
             shift = copy * most

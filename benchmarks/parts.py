@@ -95,7 +95,9 @@ class Commits:
     def __init__(self, served: Path, memory: str, count: int, file: Path) -> None:
         self._engine = writer_engine(file)
         self._connection = self._engine.connect()
-        self._driver: Any = self._connection.connection.dbapi_connection
+        driver = self._connection.connection.dbapi_connection
+        assert driver is not None, "a new connection is open"
+        self._driver: Any = driver
         with contextlib.closing(sqlite3.connect(served)) as source:
             for (text,) in source.execute("SELECT sql FROM sqlite_master WHERE sql NOT LIKE '%sqlite_sequence%'"):
                 self._driver.execute(text)

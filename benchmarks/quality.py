@@ -256,7 +256,9 @@ def main() -> int:
     parser.add_argument("--reranker-dir", type=Path, help="directory of a cross-encoder (default: no reranker)")
     parser.add_argument("--json", type=Path, help="write the measure's complete result here")
     arguments = parser.parse_args()
-    model = {"embedding": "onnx", "embedding_model_dir": str(arguments.model_dir)} if arguments.model_dir else {}
+    model: dict[str, Any] = {}
+    if arguments.model_dir:
+        model = {"embedding": "onnx", "embedding_model_dir": str(arguments.model_dir)}
     if arguments.reranker_dir:  # no time limit in practice: the order is measured, not the latency
         model |= {"reranker_model_dir": str(arguments.reranker_dir), "reranker_timeout_s": "60"}
     with tempfile.TemporaryDirectory() as scratch, BenchServer(Path(scratch) / "data", **model) as server:

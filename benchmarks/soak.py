@@ -226,7 +226,7 @@ def _column_width(name: str) -> int:
     return max(len(name), 6)
 
 
-def _format_value(value: float) -> str:
+def _format_value(value: float | int) -> str:
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from texts import SentenceSource
@@ -96,17 +97,15 @@ class Load:
         async with asyncio.TaskGroup() as group:
             for number, memory in enumerate(self._shared):
                 group.create_task(
-                    self._repeat_forever("observe", lambda m=memory, n=number: self._observe_stream(m, f"talker-{n}"))
+                    self._repeat_forever("observe", partial(self._observe_stream, memory, f"talker-{number}"))
                 )
-                group.create_task(self._repeat_forever("watch", lambda m=memory: self._watch_events(m, slow=False)))
-                group.create_task(self._repeat_forever("slow watch", lambda m=memory: self._watch_events(m, slow=True)))
+                group.create_task(self._repeat_forever("watch", partial(self._watch_events, memory, slow=False)))
+                group.create_task(self._repeat_forever("slow watch", partial(self._watch_events, memory, slow=True)))
             for _ in range(3):
                 group.create_task(self._repeat_forever("recall stream", self._recall_stream))
             for number in range(2):
-                group.create_task(
-                    self._repeat_forever("killed client", lambda n=number: self._run_victim(f"victim-{n}"))
-                )
-                group.create_task(self._repeat_forever("talk", lambda n=number: self._hold_conversation(f"talk-{n}")))
+                group.create_task(self._repeat_forever("killed client", partial(self._run_victim, f"victim-{number}")))
+                group.create_task(self._repeat_forever("talk", partial(self._hold_conversation, f"talk-{number}")))
                 group.create_task(self._repeat_forever("short life", self._live_shortly))
             for act in (
                 self._recall_once,

@@ -115,7 +115,9 @@ async def _ask_case(client: memstream.Client, case: Case, mode: str, sessions: s
     ids: dict[str, str] = {}
     async with memory.observe(producer="truth", outcomes=True, related=1) as stream:
         for number, (text, when) in enumerate(case.timeline()):
-            more = {"supersedes": [ids[case.older]]} if mode == "supersedes" and text == case.newer else {}
+            more: dict[str, Any] = (
+                {"supersedes": [ids[case.older]]} if mode == "supersedes" and text == case.newer else {}
+            )
             session = "s" if sessions == "one" else f"s{number}"
             one = await stream.send(text, speaker=case.speaker, session=session, observe_time=when, **more)
             await stream.flush()
@@ -189,7 +191,9 @@ def main() -> int:
     parser.add_argument("--failures", action="store_true", help="list failed cases of the tuned half")
     parser.add_argument("--json", type=Path, help="write every score here")
     arguments = parser.parse_args()
-    model = {"embedding": "onnx", "embedding_model_dir": str(arguments.model_dir)} if arguments.model_dir else {}
+    model: dict[str, Any] = {}
+    if arguments.model_dir:
+        model = {"embedding": "onnx", "embedding_model_dir": str(arguments.model_dir)}
     every: dict[str, list[dict[str, Any]]] = {}
     for half in [arguments.half] if arguments.half else HALVES:
         cases = load_cases(half)
