@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memstream_server.adapters.models import onnx_files
+from memstream_server.adapters.models import onnx_models
 from memstream_server.adapters.models.analyzer import SnowballAnalyzer
 from memstream_server.adapters.models.hashing import HashingEmbedder
 from memstream_server.adapters.models.onnx_models import OnnxEmbedder
@@ -87,7 +87,7 @@ class Vectors:
         self._model = OnnxEmbedder(directory) if directory else None
         self._hashing = HashingEmbedder()
         self.present = (
-            fitted_weights.of_model(onnx_files.known_model(directory)) if directory else fitted_weights.HASHING
+            fitted_weights.of_model(onnx_models.known_model(directory)) if directory else fitted_weights.HASHING
         )
         self.row = next(name for name, value in vars(fitted_weights).items() if value is self.present)
 

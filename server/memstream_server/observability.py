@@ -73,11 +73,7 @@ def configure_logging(
     for chatty in ("httpx2", "httpcore2", "openai", "grpc", "pymilvus", "alembic", "sqlalchemy.engine"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
+        processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,  # the tests configure more than once
@@ -186,8 +182,7 @@ class Metrics:
         self.tasks = self._gauge("tasks", "Tasks of the event loop.")
         self.active_memories = self._gauge("active_memories", "Memories held in RAM.")
         self.owned_memories = self._gauge(
-            "owned_memories",
-            "Memories this server owns: taken, where several share a database; else those in RAM.",
+            "owned_memories", "Memories this server owns: taken, where several share a database; else those in RAM."
         )
         self.image_reads = self._counter(
             "image_reads", "Activations that looked for an image, by outcome: hit, miss, damaged.", "outcome"

@@ -24,11 +24,18 @@ from memstream_server.rpc.access import keys, peers
 from memstream_server.rpc.access.admission import CLIENTS_OF_OWNER_MAX, NAME_MAX, OWNERS_MAX, Clients
 from memstream_server.rpc.access.caller import CALLER, Caller, Verb
 from memstream_server.rpc.access.files import AccessError, Watched
-from memstream_server.rpc.access.peers import CALLER_HEADER, Peers, TrustedProxies, forwarded_uri
+from memstream_server.rpc.access.peers import (
+    CALLER_HEADER,
+    Peers,
+    TlsError,
+    TlsFiles,
+    TrustedProxies,
+    forwarded_uri,
+    server_credentials,
+)
 from memstream_server.rpc.access.policy import parse_policy
 from memstream_server.rpc.access.tokens import JwtIdentities
 from memstream_server.rpc.errors import Unauthenticated
-from memstream_server.rpc.transport import TlsError, TlsFiles, server_credentials
 from memstream_server.settings import Settings, SettingsError, load
 from tests.cli.commands import run
 from tests.support.certificates import Authority

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.adapters.journal import SqlJournal
+from memstream_server.adapters.journal.store import SqlJournal
 from memstream_server.engine.background.standing_blocks import find_own_due
 from memstream_server.ports.blocks import (
     NO_REVISION,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.adapters.journal import SqlJournal
+from memstream_server.adapters.journal.store import SqlJournal
 from memstream_server.engine.blocks import BlockPut, Blocks
 from memstream_server.engine.runtime.clock import Clock
 from memstream_server.engine.settings import EngineLimits

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memstream_server.adapters.journal import SqlJournal
 from memstream_server.adapters.journal.sql import hidden_conversations as hidden
 from memstream_server.adapters.journal.sql.hidden_conversations import BODY_INLINE_BYTES
+from memstream_server.adapters.journal.store import SqlJournal
 from memstream_server.ports.conversation_records import StateDiffers, StateName, StateScope
 from memstream_server.ports.conversations import (
     ClientIdTaken,

@@ -21,7 +21,7 @@ from memstream_server.adapters.journal.database import sqlite
 from memstream_server.adapters.journal.verify.sqlite_wal import read_wal
 from memstream_server.app.errors import StartError
 from memstream_server.app.running import run_server
-from memstream_server.diagnosis.examine import run_checks
+from memstream_server.diagnosis import run_checks
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.settings import load
 from tests.cli.commands import COMMAND, call, environment, run

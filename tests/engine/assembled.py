@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memstream_server.adapters.journal import SqlJournal
+from memstream_server.adapters.journal.store import SqlJournal
 from memstream_server.app.dependencies import engine_parts
-from memstream_server.app.models import Models
+from memstream_server.app.models import Models, record_models
 from memstream_server.app.running import open_images, record_space
-from memstream_server.app.watched_models import record_models
 from memstream_server.core.events import Event
 from memstream_server.core.replay_events import fold_all, place_of
 from memstream_server.core.values import State, Vector

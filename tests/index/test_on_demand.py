@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memstream_server.adapters.milvus.index import open_lite
-from memstream_server.adapters.milvus.on_demand import OnDemandIndex
+from memstream_server.adapters.milvus.lite import OnDemandIndex
 from memstream_server.ports.index import IndexLost, IndexUnavailable, Point
 from memstream_server.ports.journal.records import Space
 from tests.index.conformance import SPACE, fragment_id, points, unit_vectors

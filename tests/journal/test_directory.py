@@ -17,10 +17,11 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
-from memstream_server.adapters.journal import SqlJournal, open_journal, restore
 from memstream_server.adapters.journal.database import migrate, sqlite
+from memstream_server.adapters.journal.database.directory import restore
 from memstream_server.adapters.journal.sql import byte_counts
 from memstream_server.adapters.journal.sql.schema import metadata
+from memstream_server.adapters.journal.store import SqlJournal, open_journal
 from memstream_server.core.events import Event, EventType
 from memstream_server.ports.journal.errors import AlreadyExists, JournalError, StorageFull, Unreadable
 from memstream_server.ports.journal.records import Answer, IndexEntry

@@ -16,8 +16,9 @@ import pytest
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import OperationalError
 
-from memstream_server.adapters.journal import SqlJournal, open_journal, writer
+from memstream_server.adapters.journal import writer
 from memstream_server.adapters.journal.database import sqlite
+from memstream_server.adapters.journal.store import SqlJournal, open_journal
 from memstream_server.adapters.journal.writer import JointWork
 from memstream_server.engine.blocks import BlockPut, Blocks
 from memstream_server.engine.runtime.call_context import ACCOUNT

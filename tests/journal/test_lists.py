@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from memstream_server.adapters.journal import SqlJournal
+from memstream_server.adapters.journal.store import SqlJournal
 from memstream_server.ports.conversations import ConversationName, Message, MessageQuery
 from memstream_server.ports.operations import Operation
 from tests.journal.samples import Now, record

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import memstream
-from memstream_server.adapters.journal import open_journal
 from memstream_server.adapters.journal.database import migrate, sqlite
 from memstream_server.adapters.journal.database.migrate import BACKUP_FOLDER
+from memstream_server.adapters.journal.store import open_journal
 from memstream_server.ports.journal.errors import StorageFull
 from tests.journal.samples import Now
 from tests.support.server import ServerProcess

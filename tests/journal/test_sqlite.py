@@ -12,12 +12,11 @@ import pytest
 from sqlalchemy import Column, Integer, LargeBinary, MetaData, Table, Text, create_engine, select
 from sqlalchemy.exc import DBAPIError
 
-from memstream_server.adapters.journal import open_journal
 from memstream_server.adapters.journal.database.directory import DirectoryDatabase
 from memstream_server.adapters.journal.database.sqlite import writer_engine
 from memstream_server.adapters.journal.sql.bulk import Bulk, fetch_rows, write_rows
 from memstream_server.adapters.journal.sql.commit import MEMORY_FIELDS, PARTS, list_filled
-from memstream_server.adapters.journal.store import SCRUB_REST
+from memstream_server.adapters.journal.store import SCRUB_REST, open_journal
 from memstream_server.adapters.models.hashing import computed_spaces
 from memstream_server.core.values import Fragment
 from memstream_server.ports.journal.port import Journal

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from memstream_server.adapters.journal import open_journal
+from memstream_server.adapters.journal.store import open_journal
 from memstream_server.ports.journal.port import Journal
 from tests.journal.samples import MODEL, Now, fragment, receipt, record, row, transition
 from tests.support.processes import run_process

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from memstream_server.adapters.journal import SqlJournal
+from memstream_server.adapters.journal.store import SqlJournal
 from memstream_server.ports.blocks import BlockContent, BlockName, MemoryName, Writing
 from memstream_server.ports.conversations import ConversationName, Message, MessageQuery, Plan, PlanQuery
 from memstream_server.ports.journal.records import Answer, IndexEntry, Job

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstream_server.adapters.models.openai_embedder import Batches, OpenAIEmbedder, OpenAIEmbedding
-from memstream_server.adapters.models.openai_errors import RefusedError
-from memstream_server.adapters.models.resilience import Resilience, ResilientCalls
+from memstream_server.adapters.models.resilience import RefusedError, Resilience, ResilientCalls
 from memstream_server.ports.models import ModelRefused, ModelUnavailable
 from tests.support.fake_openai import FakeOpenAI, Fault
 from tests.support.seeds import rounds

@@ -11,14 +11,14 @@ import pytest
 from aiohttp import web
 
 from memstream_server.adapters.models.endpoint import Endpoint, EndpointClient
-from memstream_server.adapters.models.openai_errors import (
+from memstream_server.adapters.models.resilience import (
     ForeignReplyError,
     MalformedError,
     RefusedError,
     StatusError,
+    TransientError,
     error_code,
 )
-from memstream_server.adapters.models.resilience import TransientError
 from memstream_server.ports.models import ModelUnavailable
 
 KEY = "sk-live-0123456789abcdef"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memstream_server.adapters.models.negotiation import RequestPart, negotiate_parts
-from memstream_server.adapters.models.openai_errors import StatusError
+from memstream_server.adapters.models.endpoint import RequestPart, negotiate_parts
+from memstream_server.adapters.models.resilience import StatusError
 
 PARTS = [
     RequestPart("schema", ("json_schema",)),

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memstream_server.adapters.models.onnx_files import OnnxModelError
-from memstream_server.adapters.models.onnx_models import BATCH_TEXTS, OnnxEmbedder, unit_vectors
+from memstream_server.adapters.models.onnx_models import BATCH_TEXTS, OnnxEmbedder, OnnxModelError, unit_vectors
 from memstream_server.core.fitted_weights import BGE_SMALL_EN_V1_5, MODEL
 from memstream_server.ports.models import ModelRefused
 from tests.support.tiny_bert import CONFIGURATION, make_tensors, write_published

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memstream_server.adapters.models.onnx_files import OnnxModelError
-from memstream_server.adapters.models.onnx_models import BATCH_PAIRS, OnnxReranker
-from memstream_server.diagnosis.examine import check_reranker
+from memstream_server.adapters.models.onnx_models import BATCH_PAIRS, OnnxModelError, OnnxReranker
+from memstream_server.diagnosis import check_reranker
 from memstream_server.ports.models import ModelUnavailable
 from memstream_server.settings import Settings
 from tests.support.tiny_model import write_cross_encoder, write_model

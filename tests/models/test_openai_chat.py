@@ -22,9 +22,8 @@ from memstream_server.adapters.models.openai_chat import (
     OpenAIChat,
     StructuredOutput,
 )
-from memstream_server.adapters.models.openai_errors import RefusedError
 from memstream_server.adapters.models.replies import Usage
-from memstream_server.adapters.models.resilience import Resilience
+from memstream_server.adapters.models.resilience import RefusedError, Resilience
 from memstream_server.ports.models import Account, ModelUnavailable
 from tests.support.fake_openai import CHECKED, JSON, FakeOpenAI, Fault
 from tests.support.waiting import until

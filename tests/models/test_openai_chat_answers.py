@@ -13,9 +13,8 @@ import pytest
 from memstream_server.adapters.models import llm_questions
 from memstream_server.adapters.models.llm_questions import ChatInsights, ChatScorer
 from memstream_server.adapters.models.openai_chat import ChatModel, OpenAIChat
-from memstream_server.adapters.models.openai_errors import MalformedError
 from memstream_server.adapters.models.prompts import PromptError, load_prompts
-from memstream_server.adapters.models.resilience import Resilience
+from memstream_server.adapters.models.resilience import MalformedError, Resilience
 from memstream_server.ports.models import Account, ModelRefused, ModelUnavailable
 from tests.support.fake_openai import JSON, FakeOpenAI, Fault
 

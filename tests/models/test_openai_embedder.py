@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from memstream_server.adapters.models.openai_embedder import OpenAIEmbedder, OpenAIEmbedding, parse_vectors
-from memstream_server.adapters.models.openai_errors import retry_after_s
-from memstream_server.adapters.models.resilience import Resilience
+from memstream_server.adapters.models.resilience import Resilience, retry_after_s
 from memstream_server.core.fitted_weights import FittedWeights
 from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUnavailable, Spent
 from tests.support.fake_openai import JSON, FakeOpenAI, Fault

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from memstream_server.adapters.models import llm_questions
-from memstream_server.adapters.models.openai_errors import MalformedError, RefusedError
 from memstream_server.adapters.models.replies import answer_of, usage_of
+from memstream_server.adapters.models.resilience import MalformedError, RefusedError
 
 GOOD = '{"scores": [{"number": 1, "score": 7}]}'
 OTHER = '{"scores": [{"number": 1, "score": 1}]}'

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from memstream_server.app import event_loop
-from memstream_server.app.event_loop import EventLoop
+from memstream_server.app import process
+from memstream_server.app.process import EventLoop
 
 
 class PollerCompletionQueue:
@@ -84,8 +84,8 @@ def test_the_poller_of_grpc_is_known_by_its_reader(monkeypatch: pytest.MonkeyPat
         await server.start()
         await server.stop(0)
 
-    known = event_loop._is_poller
-    monkeypatch.setattr(event_loop, "_is_poller", is_poller)
+    known = process._is_poller
+    monkeypatch.setattr(process, "_is_poller", is_poller)
     with asyncio.Runner(loop_factory=EventLoop) as runner:
         runner.run(serve())
-    assert heard.count(True) == 1, "grpc.aio signals its events differently now: see app/event_loop.py"
+    assert heard.count(True) == 1, "grpc.aio signals its events differently now: see app/process.py"

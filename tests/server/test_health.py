@@ -17,8 +17,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from memstream_server import observability
 from memstream_server.engine.status import Serving
 from memstream_server.observability import Metrics, MetricsEndpoint
-from memstream_server.rpc import health
-from memstream_server.rpc.health import Health
+from memstream_server.rpc import info
+from memstream_server.rpc.info import Health
 from tests.server.conftest import MakeServer, started, stopped
 from tests.support.certificates import Authority
 from tests.support.server import ServerProcess, free_address
@@ -46,7 +46,7 @@ class Parts:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(info, "POLL_INTERVAL_S", 0.01)
 
 
 @pytest.mark.usefixtures("quick")

@@ -12,7 +12,7 @@ import pytest
 import memstream
 from memstream_server.adapters.models.local import store
 from memstream_server.core.ranking import FORMULA
-from memstream_server.diagnosis.examine import check_embedding_model
+from memstream_server.diagnosis import check_embedding_model
 from memstream_server.settings import EmbeddingKind, Settings
 from tests.server.conftest import MakeServer, restarted, started, stopped
 from tests.support.tiny_bert import write_published

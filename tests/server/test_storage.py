@@ -21,7 +21,7 @@ from memstream.v1 import fragment_pb2, stream_service_pb2
 from memstream.v1.server_service_pb2 import GetServerInfoRequest
 from memstream.v1.server_service_pb2_grpc import ServerServiceStub
 from memstream.v1.stream_service_pb2_grpc import StreamServiceStub
-from memstream_server.adapters.journal import open_journal
+from memstream_server.adapters.journal.store import open_journal
 from tests.journal.samples import Now, record
 from tests.server.conftest import MakeServer, restarted, started
 from tests.server.listing import contents, observed_once

@@ -25,7 +25,7 @@ from unittest import mock
 
 IMPORTED = [
     *("memstream_server.cli.serve", "memstream_server.app.process", "memstream_server.rpc.server"),
-    *("memstream_server.adapters.journal.store", "memstream_server.adapters.milvus.on_demand"),
+    *("memstream_server.adapters.journal.store", "memstream_server.adapters.milvus.lite"),
     *("memstream_server.adapters.models.openai_embedder", "memstream_server.adapters.models.llm_questions"),
     "memstream_server.rpc.http.application",
     *("sqlalchemy.dialects.sqlite", "memstream"),

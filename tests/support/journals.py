@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from memstream_server.adapters.journal import SqlJournal, open_journal
+from memstream_server.adapters.journal.store import SqlJournal, open_journal
 from memstream_server.adapters.models.hashing import computed_spaces
 
 VARIABLE = "MEMSTREAM_TEST_JOURNAL_URL"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import memstream
-from memstream_server.adapters.journal import open_journal
+from memstream_server.adapters.journal.store import open_journal
 from memstream_server.ports.journal.errors import OutcomeUnknown
 from tests.journal.samples import Now, record, transition
 from tests.server.conftest import QUICK, WITH_INDEX, check_log, started

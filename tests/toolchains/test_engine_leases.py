@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from memstream_server.adapters.journal import SqlJournal, open_journal
+from memstream_server.adapters.journal.store import SqlJournal, open_journal
 from memstream_server.adapters.models.hashing import computed_spaces
 from memstream_server.app.dependencies import engine_parts
 from memstream_server.app.models import Models

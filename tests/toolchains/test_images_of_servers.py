@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from memstream_server.adapters.journal import open_journal
+from memstream_server.adapters.journal.store import open_journal
 from memstream_server.adapters.models.hashing import computed_spaces
 from memstream_server.core.policy import DEFAULT
 from memstream_server.core.values import MemoryKind

@@ -12,9 +12,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from memstream_server.adapters.journal import SqlJournal, open_journal
 from memstream_server.adapters.journal.database.postgres import LEADING, process_lock_key
 from memstream_server.adapters.journal.processes import SqlProcesses
+from memstream_server.adapters.journal.store import SqlJournal, open_journal
 from memstream_server.ports.journal.errors import OutcomeUnknown, StaleWrite, Unreadable
 from memstream_server.ports.journal.writing import Access, Accesses
 from memstream_server.ports.processes import Owner

@@ -20,10 +20,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
-from memstream_server.adapters.journal import SqlJournal, open_journal
 from memstream_server.adapters.journal.database import migrate
 from memstream_server.adapters.journal.database import postgres as adapter
 from memstream_server.adapters.journal.sql.schema import metadata
+from memstream_server.adapters.journal.store import SqlJournal, open_journal
 from memstream_server.adapters.models.hashing import computed_spaces
 from memstream_server.ports.journal.errors import (
     JournalError,

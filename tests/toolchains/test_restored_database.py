@@ -10,7 +10,7 @@ import pytest
 
 import memstream
 from memstream import Memory, MemoryKind, Observation
-from memstream_server.adapters.journal import open_journal
+from memstream_server.adapters.journal.store import open_journal
 from memstream_server.adapters.milvus.index import connect_milvus, open_lite
 from tests.server.conftest import WITH_INDEX, check_log, started, stopped
 from tests.server.listing import contents, fragments, indexed, observed_once

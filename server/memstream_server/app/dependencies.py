@@ -23,7 +23,7 @@ from memstream_server.ports.models import EmbeddingModel, Reranker
 from memstream_server.settings import Settings
 
 if TYPE_CHECKING:
-    from memstream_server.adapters.journal import SqlJournal
+    from memstream_server.adapters.journal.store import SqlJournal
     from memstream_server.tracing import OpenTelemetry
 
 NEWEST_VECTORS = 4_096

@@ -104,8 +104,7 @@ def _build_hashing(chosen: EmbedderSettings, settings: Settings, spent: Spending
 
 def _build_onnx(chosen: EmbedderSettings, settings: Settings, spent: Spending) -> Embedder:
     from memstream_server.adapters.models.local.store import ModelNotInstalled, choose_installed
-    from memstream_server.adapters.models.onnx_files import OnnxModelError
-    from memstream_server.adapters.models.onnx_models import OnnxEmbedder
+    from memstream_server.adapters.models.onnx_models import OnnxEmbedder, OnnxModelError
 
     try:
         return OnnxEmbedder(chosen.model_dir or choose_installed(settings.models_dir, chosen.model))

@@ -24,8 +24,7 @@ from memstream_server.adapters.images import FolderImages
 from memstream_server.app.dependencies import build_limits, engine_parts
 from memstream_server.app.embedders import EMBEDDERS, current_embedder
 from memstream_server.app.errors import StartError, StartStopped
-from memstream_server.app.models import Models, load_tokenizers, models_of
-from memstream_server.app.watched_models import check_models, record_models
+from memstream_server.app.models import Models, check_models, load_tokenizers, models_of, record_models
 from memstream_server.engine.conversations import Conversations
 from memstream_server.engine.engine import Engine
 from memstream_server.engine.runtime.clock import Clock
@@ -39,7 +38,7 @@ from memstream_server.ports.models import Embedder, EmbeddingModel, ModelUnavail
 from memstream_server.settings import Settings, parse_listen
 
 if TYPE_CHECKING:
-    from memstream_server.adapters.journal import SqlJournal
+    from memstream_server.adapters.journal.store import SqlJournal
     from memstream_server.rpc.access.opening import AccessOptions
     from memstream_server.rpc.server import RpcServer
     from memstream_server.tracing import OpenTelemetry
@@ -158,7 +157,7 @@ def _open_access(settings: Settings) -> AccessOptions:
 async def _open_journal(
     stack: contextlib.AsyncExitStack, settings: Settings, index: IndexChoice, clock: Clock
 ) -> SqlJournal:
-    from memstream_server.adapters.journal import open_journal
+    from memstream_server.adapters.journal.store import open_journal
     from memstream_server.adapters.models.hashing import computed_spaces
 
     journal = await open_journal(
@@ -322,7 +321,7 @@ async def _open_none(_count: CountLargest, _fragments_max: int) -> VectorIndex:
 async def _open_lite(settings: Settings, count_largest: CountLargest, fragments_max: int) -> VectorIndex:
     from memstream_server.adapters.milvus.collection import Timeouts
     from memstream_server.adapters.milvus.index import open_lite
-    from memstream_server.adapters.milvus.on_demand import OnDemandIndex
+    from memstream_server.adapters.milvus.lite import OnDemandIndex
 
     timeouts = Timeouts(connect_s=settings.milvus_timeout_s, search_s=settings.milvus_timeout_s)
     index = await open_lite(settings.data_dir, timeouts=timeouts)

@@ -19,8 +19,7 @@ mcp: serves a memory's tools over MCP.
 connect: connects agent hosts; hook, which they run.
 observe: sends observations from files.
 models: installs, lists and removes local embedding models.
-context: shows what a model would see before a turn.
-recall: answers a query.
+recall: answers a query; shows a context.
 serve: runs a server.
 showing: show, stats and info.
 blocks: lists, shows, writes, edits and deletes blocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import click
@@ -11,7 +11,7 @@ import click
 from memstream.blocks import Block, BlockInfo, Blocks
 from memstream.client import Client
 from memstream_server.cli.failures import Misuse
-from memstream_server.cli.listing import emit_items, print_table
+from memstream_server.cli.listing import Row, show_list
 from memstream_server.cli.options import json_option
 from memstream_server.cli.output import create_table, escape_line, format_time, print_json, print_line
 from memstream_server.cli.server import Server, server_options
@@ -170,16 +170,13 @@ class _Place:
             "block", "version", "tokens", "bound", "changed", "text", numbers=["version", "tokens"], wide="text"
         )
 
-        def add_row(found: Block) -> None:
+        def format_row(found: Block) -> Row:
             bound = f"{found.max_tokens:,}" if found.max_tokens else ""
-            text = escape_line(found.text, _SHOWN)
-            grid.add_row(
-                found.name, str(found.version), f"{found.tokens:,}", bound, format_time(found.update_time), text
-            )
+            changed, text = format_time(found.update_time), escape_line(found.text, _SHOWN)
+            return found.name, str(found.version), f"{found.tokens:,}", bound, changed, text
 
-        async def run(client: Client) -> bool:
+        def ask(client: Client, _size: int) -> AsyncIterator[Block]:
             blocks = client.memory(self.memory).blocks
-            found = blocks.versions(self.name) if self.name else blocks.list()
-            return await emit_items(found, 0, self.as_json, add_row)
+            return blocks.versions(self.name) if self.name else blocks.list()
 
-        print_table(grid, self.server.run_with_client(run), 0, self.as_json, "no block")
+        show_list(self.server, ask, grid, format_row, 0, self.as_json, "no block")

@@ -11,7 +11,7 @@ from memstream.client import Client
 from memstream.conversation_values import Message
 from memstream.listed_values import ConversationSummary
 from memstream_server.cli.failures import Misuse
-from memstream_server.cli.listing import ROWS, emit_items, page_size, print_table
+from memstream_server.cli.listing import Row, limit_option, show_list, shown_max
 from memstream_server.cli.options import LabelParam, json_option
 from memstream_server.cli.output import create_table, escape_line, format_time, print_json, print_line
 from memstream_server.cli.server import Server, server_options
@@ -29,9 +29,7 @@ _NAME_SHOWN = 40
 @click.option("--latest", is_flag=True, help="Show the latest first.")
 @click.option("--find", "wanted", default="", metavar="TEXT", help="Show only messages that contain TEXT.")
 @click.option("--delete", "deletes", is_flag=True, help="Delete the conversation with messages, plans and state.")
-@click.option(
-    "--limit", type=click.IntRange(min=0), help=f"Maximum number, 0 for all. Default: {ROWS}; with --json all."
-)
+@limit_option
 @server_options
 @json_option
 def conversations_command(
@@ -56,7 +54,7 @@ def conversations_command(
     chosen = _Choice(where, prefix, dict(labels), latest, wanted)
     if chosen.is_one and (prefix or labels):
         raise Misuse("--prefix and --label select conversations: name a namespace alone")
-    most = (0 if as_json else ROWS) if limit is None else limit
+    most = shown_max(limit, as_json)
     if deletes:
         if not chosen.is_one or latest or wanted:
             raise Misuse("--delete needs NAMESPACE/NAME and no other selection")
@@ -126,16 +124,13 @@ def _show_messages(server: Server, chosen: _Choice, most: int, as_json: bool) ->
 def _list_conversations(server: Server, chosen: _Choice, most: int, as_json: bool) -> None:
     grid = create_table("name", "messages", "changed", "expires", "labels", numbers=["messages"], wide="labels")
 
-    def add_row(found: ConversationSummary) -> None:
+    def format_row(found: ConversationSummary) -> Row:
         labels = ", ".join(f"{key}={value}" for key, value in found.labels.items())
         expires = "" if found.expire_time is None else format_time(found.expire_time)
         changed, count = format_time(found.update_time), f"{found.message_count:,}"
-        grid.add_row(found.name, count, changed, expires, escape_line(labels, _WORDS_SHOWN))
+        return found.name, count, changed, expires, escape_line(labels, _WORDS_SHOWN)
 
-    async def list_rows(client: Client) -> bool:
-        return await emit_items(chosen.list_conversations(client, page_size(most)), most, as_json, add_row)
-
-    print_table(grid, server.run_with_client(list_rows), most, as_json, "no conversation")
+    show_list(server, chosen.list_conversations, grid, format_row, most, as_json, "no conversation")
 
 
 def _delete_conversation(server: Server, path: str, as_json: bool) -> None:

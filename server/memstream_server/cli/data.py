@@ -23,7 +23,7 @@ from memstream_server.settings import LogFormat, LogLevel, Settings, SettingsErr
 if TYPE_CHECKING:
     from memstream_server.adapters.journal.verify.read_only_open import OpenedJournal
     from memstream_server.adapters.journal.verify.report import Report
-    from memstream_server.diagnosis.examine import Finding
+    from memstream_server.diagnosis import Finding
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -252,7 +252,7 @@ def doctor_command(online: bool, settings: Settings, as_json: bool) -> None:
       memstream doctor --data ./data
       memstream doctor --online --json
     """
-    from memstream_server.diagnosis.examine import run_checks
+    from memstream_server.diagnosis import run_checks
     from memstream_server.observability import configure_logging
 
     configure_logging(LogLevel.ERROR, LogFormat.CONSOLE)  # findings report problems, on standard output

@@ -18,7 +18,7 @@ COMMANDS = {
     "serve": ("serve", "Run a server until SIGTERM or SIGINT."),
     "observe": ("observe", "Send observations from files or standard input into a memory."),
     "recall": ("recall", "Query a memory."),
-    "context": ("context", "Show what a model would see before a turn."),
+    "context": ("recall", "Show what a model would see before a turn."),
     "check": ("check", "Check what a memory recalls against a file of expectations."),
     "list": ("listing", "List namespaces, a namespace's memories, or a memory's fragments."),
     "show": ("showing", "Show a memory and its policy, or one of its fragments."),

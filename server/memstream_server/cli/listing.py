@@ -7,7 +7,7 @@ replay`: the receipts of a memory's recalls, and a recall ranked again.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
 
@@ -42,13 +42,15 @@ from memstream_server.cli.recall import print_answer
 from memstream_server.cli.server import Server, server_options
 
 T = TypeVar("T")
+Row = Sequence[str | Text]
+"""The cells of an item."""
 
 ROWS = 50
 """Default --limit of a table; JSON has no limit by default."""
 _WORDS_SHOWN = 200
 _PAGE = 500
 _NAME_SHOWN = 40
-_limit_option = click.option(
+limit_option = click.option(
     "--limit", type=click.IntRange(min=0), help=f"Maximum number, 0 for all. Default: {ROWS}; with --json all."
 )
 
@@ -62,9 +64,7 @@ _limit_option = click.option(
 @click.option(
     "--label", "labels", multiple=True, type=LabelParam(), metavar="KEY=VALUE", help="Only memories with this label."
 )
-@click.option(
-    "--limit", type=click.IntRange(min=0), help=f"Maximum number, 0 for all. Default: {ROWS}; with --json all."
-)
+@limit_option
 @server_options
 @json_option
 def list_command(
@@ -93,29 +93,27 @@ def list_command(
         raise click.UsageError("--label applies to memories: name a namespace.")
     if len(dict(labels)) < len(labels):
         raise click.UsageError("--label names a key twice: a memory has one value of a key.")
-    most = (0 if as_json else ROWS) if limit is None else limit
     if name is None:
-        _list_namespaces(server, most, as_json)
+        _list_namespaces(server, limit, as_json)
     elif "/" in name:
-        _list_fragments(server, name, chosen, forgotten, as_of, most, as_json)
+        _list_fragments(server, name, chosen, forgotten, as_of, limit, as_json)
     else:
-        _list_memories(server, name, dict(labels), most, as_json)
+        _list_memories(server, name, dict(labels), limit, as_json)
 
 
-def _list_namespaces(server: Server, most: int, as_json: bool) -> None:
+def _list_namespaces(server: Server, limit: int | None, as_json: bool) -> None:
     numbers = ["memories", "stored bytes", "of quota", "receipts", "of their quota"]
     grid = create_table("namespace", *numbers, numbers=numbers)
 
-    async def list_rows(client: Client) -> bool:
-        def add_row(item: Namespace) -> None:
-            stored = item.stored
-            shares = _share(stored.total, item.bytes_max), _share(stored.receipts, item.receipts_bytes_max)
-            sizes = f"{stored.total:,}", shares[0], f"{stored.receipts:,}", shares[1]
-            grid.add_row(item.name, f"{item.memories:,}", *sizes)
+    def format_row(item: Namespace) -> Row:
+        stored = item.stored
+        shares = _share(stored.total, item.bytes_max), _share(stored.receipts, item.receipts_bytes_max)
+        return item.name, f"{item.memories:,}", f"{stored.total:,}", shares[0], f"{stored.receipts:,}", shares[1]
 
-        return await emit_items(client.list_namespaces(page_size=page_size(most)), most, as_json, add_row)
-
-    print_table(grid, server.run_with_client(list_rows), most, as_json, "no namespace has a memory yet")
+    nothing = "no namespace has a memory yet"
+    show_list(
+        server, lambda client, size: client.list_namespaces(page_size=size), grid, format_row, limit, as_json, nothing
+    )
 
 
 def _share(stored: int, most: int) -> str:
@@ -123,23 +121,20 @@ def _share(stored: int, most: int) -> str:
     return f"{stored / most:.0%}" if most else "no limit"
 
 
-def _list_memories(server: Server, namespace: str, labels: Mapping[str, str], most: int, as_json: bool) -> None:
+def _list_memories(server: Server, namespace: str, labels: Mapping[str, str], limit: int | None, as_json: bool) -> None:
     heads = ("memory", "kind", "profile", "fragments", "revision", "changed", "created")
     grid = create_table(*heads, numbers=["fragments", "revision"])
 
-    async def list_rows(client: Client) -> bool:
-        def add_row(item: MemoryInfo) -> None:
-            profile = item.policy.profile.value if item.policy.profile else ""
-            changed, created = format_time(item.change_time), format_time(item.create_time)
-            grid.add_row(
-                item.path, item.kind.value, profile, f"{item.fragments:,}", f"{item.revision:,}", changed, created
-            )
+    def format_row(item: MemoryInfo) -> Row:
+        profile = item.policy.profile.value if item.policy.profile else ""
+        changed, created = format_time(item.change_time), format_time(item.create_time)
+        return item.path, item.kind.value, profile, f"{item.fragments:,}", f"{item.revision:,}", changed, created
 
-        items = client.list_memories(namespace, labels=labels, page_size=page_size(most))
-        return await emit_items(items, most, as_json, add_row)
+    def ask(client: Client, size: int) -> AsyncIterator[MemoryInfo]:
+        return client.list_memories(namespace, labels=labels, page_size=size)
 
-    none = f"namespace {namespace} has no memory{' with these labels' if labels else ''}"
-    print_table(grid, server.run_with_client(list_rows), most, as_json, none)
+    nothing = f"namespace {namespace} has no memory{' with these labels' if labels else ''}"
+    show_list(server, ask, grid, format_row, limit, as_json, nothing)
 
 
 def _list_fragments(
@@ -148,51 +143,61 @@ def _list_fragments(
     chosen: Filter | None,
     forgotten: bool,
     as_of: int | datetime | None,
-    most: int,
+    limit: int | None,
     as_json: bool,
 ) -> None:
     columns = ("id", "tier", "perceived", "speaker", "session", "importance", "content")
     grid = create_table(*columns, numbers=["importance"], wide="content")
 
-    async def list_rows(client: Client) -> bool:
-        def add_row(item: Fragment) -> None:
-            tier = item.tier.value if item.tier else ""
-            origin = (escape_line(each, 40) for each in (item.speaker, item.session))
-            content = escape_line(fragment_text(item), _WORDS_SHOWN)
-            grid.add_row(item.id, tier, format_time(item.observe_time), *origin, f"{item.importance:.2f}", content)
+    def format_row(item: Fragment) -> Row:
+        tier = item.tier.value if item.tier else ""
+        origin = (escape_line(each, 40) for each in (item.speaker, item.session))
+        content = escape_line(fragment_text(item), _WORDS_SHOWN)
+        return item.id, tier, format_time(item.observe_time), *origin, f"{item.importance:.2f}", content
 
-        listing = client.memory(memory).list_fragments(
-            chosen, forgotten=forgotten, page_size=page_size(most), as_of=as_of
-        )
-        more = await emit_items(listing, most, as_json, add_row)
-        for one in listing.unmatched:
+    def ask(client: Client, size: int) -> AsyncIterator[Fragment]:
+        return client.memory(memory).list_fragments(chosen, forgotten=forgotten, page_size=size, as_of=as_of)
+
+    show_list(server, ask, grid, format_row, limit, as_json, "no fragment")
+
+
+def shown_max(limit: int | None, as_json: bool) -> int:
+    """The items that are shown, 0 for all: the given `limit`, or ROWS of a table and all as JSON."""
+    return (0 if as_json else ROWS) if limit is None else limit
+
+
+def show_list(
+    server: Server,
+    ask: Callable[[Client, int], AsyncIterator[T]],
+    grid: Table,
+    format_row: Callable[[T], Row],
+    limit: int | None,
+    as_json: bool,
+    nothing: str,
+) -> None:
+    """Print the items that `ask` lists in pages of the given size, as rows of `grid` or as JSON: see `shown_max`.
+
+    `nothing` is the text for no rows.
+    """
+    most = shown_max(limit, as_json)
+
+    async def list_rows(client: Client) -> bool:
+        """Whether there are more."""
+        count, more = 0, False
+        listing = ask(client, min(most + 1, _PAGE) if most else _PAGE)
+        async for item in listing:
+            if more := bool(most) and count == most:
+                break
+            count += 1
+            if as_json:
+                print_json(item)
+            else:
+                grid.add_row(*format_row(item))
+        for one in getattr(listing, "unmatched", ()):
             print_line(f"filter: {escape_line(str(one), _WORDS_SHOWN).plain}", err=True)
         return more
 
-    print_table(grid, server.run_with_client(list_rows), most, as_json, "no fragment")
-
-
-def page_size(most: int) -> int:
-    """Rows of a page of a list that shows `most` (0: all)."""
-    return min(most + 1, _PAGE) if most else _PAGE
-
-
-async def emit_items(items: AsyncIterator[T], most: int, as_json: bool, row: Callable[[T], None]) -> bool:
-    """Prints or collects the first `most` items (0: all) and returns whether there are more."""
-    count = 0
-    async for item in items:
-        if most and count == most:
-            return True
-        count += 1
-        if as_json:
-            print_json(item)
-        else:
-            row(item)
-    return False
-
-
-def print_table(grid: Table, more: bool, most: int, as_json: bool, nothing: str) -> None:
-    """Prints the table unless the rows were printed as JSON; `nothing` is the text for no rows."""
+    more = server.run_with_client(list_rows)
     if as_json:
         return
     if grid.row_count:
@@ -207,19 +212,13 @@ def print_table(grid: Table, more: bool, most: int, as_json: bool, nothing: str)
 @click.argument("memory")
 @click.option("--prefix", default="", metavar="TEXT", help="Only sessions whose name has this prefix.")
 @click.option(
-    "--since",
-    type=TimeParam(),
-    metavar="TIME",
-    help="Only with observations at or after, e.g. 7d for a week.",
+    "--since", type=TimeParam(), metavar="TIME", help="Only with observations at or after, e.g. 7d for a week."
 )
 @click.option(
-    "--until",
-    type=TimeParam(until=True),
-    metavar="TIME",
-    help="Only with observations before; a date includes it.",
+    "--until", type=TimeParam(until=True), metavar="TIME", help="Only with observations before; a date includes it."
 )
 @time_zone_option()
-@_limit_option
+@limit_option
 @server_options
 @json_option
 def sessions_command(
@@ -237,28 +236,26 @@ def sessions_command(
       memstream sessions demo/joy --since 7d
       memstream sessions demo/joy --json | jq -r .session
     """
-    most = (0 if as_json else ROWS) if limit is None else limit
     grid = create_table("session", "first", "last", "fragments", "speakers", numbers=["fragments"], wide="speakers")
 
-    def add_row(one: SessionSummary) -> None:
+    def format_row(one: SessionSummary) -> Row:
         more = one.speaker_count - len(one.speakers)
         speakers = ", ".join(one.speakers) + (f" and {more} more" if more else "")
         first, last = format_time(one.first_observe_time), format_time(one.last_observe_time)
         name = escape_line(one.session, _NAME_SHOWN)
-        grid.add_row(name, first, last, f"{one.fragments:,}", escape_line(speakers, _WORDS_SHOWN))
+        return name, first, last, f"{one.fragments:,}", escape_line(speakers, _WORDS_SHOWN)
 
-    async def list_rows(client: Client) -> bool:
-        listing = client.memory(memory).list_sessions(
-            prefix, observe_time_min=since, observe_time_max=until, page_size=page_size(most)
+    def ask(client: Client, size: int) -> AsyncIterator[SessionSummary]:
+        return client.memory(memory).list_sessions(
+            prefix, observe_time_min=since, observe_time_max=until, page_size=size
         )
-        return await emit_items(listing, most, as_json, add_row)
 
-    print_table(grid, server.run_with_client(list_rows), most, as_json, "no session")
+    show_list(server, ask, grid, format_row, limit, as_json, "no session")
 
 
 @click.command("queries", short_help="List the standing queries that are open on a memory.")
 @click.argument("memory")
-@_limit_option
+@limit_option
 @server_options
 @json_option
 def queries_command(memory: str, limit: int | None, server: Server, as_json: bool) -> None:
@@ -269,29 +266,21 @@ def queries_command(memory: str, limit: int | None, server: Server, as_json: boo
     \b
       memstream queries demo/joy
     """
-    most = (0 if as_json else ROWS) if limit is None else limit
     grid = create_table(
         "opened", "last change", "messages", "results", "by", "session", "filter", "query",
         numbers=["messages", "results"], wide="query",
     )  # fmt: skip
 
-    def add_row(one: OpenStandingQuery) -> None:
-        grid.add_row(
-            format_time(one.open_time),
-            format_time(one.change_time),
-            f"{one.messages_sent:,}",
-            f"{one.recollections:,}",
-            escape_line(one.principal, _NAME_SHOWN),
-            escape_line(one.session, _NAME_SHOWN),
-            escape_line(describe_filter(one.options), _NAME_SHOWN),
-            escape_line(_query_text(one.what), _WORDS_SHOWN),
-        )
+    def format_row(one: OpenStandingQuery) -> Row:
+        times = format_time(one.open_time), format_time(one.change_time)
+        names = (escape_line(text, _NAME_SHOWN) for text in (one.principal, one.session, describe_filter(one.options)))
+        words = escape_line(_query_text(one.what), _WORDS_SHOWN)
+        return *times, f"{one.messages_sent:,}", f"{one.recollections:,}", *names, words
 
-    async def list_rows(client: Client) -> bool:
-        listing = client.memory(memory).list_standing_queries(page_size=page_size(most))
-        return await emit_items(listing, most, as_json, add_row)
+    def ask(client: Client, size: int) -> AsyncIterator[OpenStandingQuery]:
+        return client.memory(memory).list_standing_queries(page_size=size)
 
-    print_table(grid, server.run_with_client(list_rows), most, as_json, "no standing query is open")
+    show_list(server, ask, grid, format_row, limit, as_json, "no standing query is open")
 
 
 def _query_text(what: str | Structured) -> str:
@@ -318,9 +307,7 @@ def _condition_text(value: object) -> str:
 
 @click.command("receipts", short_help="List the receipts of a memory's recalls.")
 @click.argument("memory")
-@click.option(
-    "--limit", type=click.IntRange(min=0), help=f"Maximum number, 0 for all. Default: {ROWS}; with --json all."
-)
+@limit_option
 @server_options
 @json_option
 def receipts_command(memory: str, limit: int | None, server: Server, as_json: bool) -> None:
@@ -330,17 +317,15 @@ def receipts_command(memory: str, limit: int | None, server: Server, as_json: bo
       memstream receipts demo/joy
       memstream receipts demo/joy --json | jq -r .id
     """
-    most = (0 if as_json else ROWS) if limit is None else limit
     grid = create_table("receipt", "recalled", "by", "revision", "results", "query", wide="query")
 
-    async def list_rows(client: Client) -> bool:
-        listing = client.memory(memory).list_receipts(page_size=page_size(most))
-        return await emit_items(listing, most, as_json, lambda receipt: grid.add_row(*_format_receipt(receipt)))
+    def ask(client: Client, size: int) -> AsyncIterator[RecallReceipt]:
+        return client.memory(memory).list_receipts(page_size=size)
 
-    print_table(grid, server.run_with_client(list_rows), most, as_json, "no receipt")
+    show_list(server, ask, grid, _format_receipt, limit, as_json, "no receipt")
 
 
-def _format_receipt(receipt: RecallReceipt) -> tuple[str | Text, ...]:
+def _format_receipt(receipt: RecallReceipt) -> Row:
     query = escape_line(_receipt_text(receipt), _WORDS_SHOWN)
     who = escape_line(receipt.principal, 40)
     results = str(len(receipt.ranking))
@@ -348,12 +333,7 @@ def _format_receipt(receipt: RecallReceipt) -> tuple[str | Text, ...]:
 
 
 def _receipt_text(receipt: RecallReceipt) -> str:
-    what = receipt.what
-    if receipt.query_erased:
-        return "(erased)"
-    if isinstance(what, Structured):
-        return " ".join(filter(None, (what.question, what.thought, what.action, what.observation)))
-    return what or ""
+    return "(erased)" if receipt.query_erased else _query_text(receipt.what or "")
 
 
 @click.command("replay", short_help="Rank a recall again, as of its receipt.")

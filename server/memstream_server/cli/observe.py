@@ -296,12 +296,7 @@ def _warn_if_short(feed: ProducerFeed, observations: int, skip: int) -> None:
 @contextlib.asynccontextmanager
 async def _show_progress(tally: Tally, quiet: bool) -> AsyncIterator[None]:
     """Shows progress bars (received, stored) on standard error, if that is a terminal."""
-    columns = (
-        TextColumn("{task.description:<8}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     out = open_console(stderr=True)
     with Progress(*columns, console=out, disable=quiet or not out.is_terminal) as bars:
         received, stored = (bars.add_task(name, total=tally.remaining) for name in ("received", "stored"))
@@ -332,10 +327,7 @@ def _print_interrupted(tallies: list[Tally]) -> None:
         again = (
             "run the same command again to send the rest" if tally.feed.resume else "the rest of the pipe is not sent"
         )
-        print_line(
-            f"memstream: {tally.feed.name}: interrupted, {so_far}; {again}",
-            err=True,
-        )
+        print_line(f"memstream: {tally.feed.name}: interrupted, {so_far}; {again}", err=True)
 
 
 def _print_tallies(memory: str, tallies: list[Tally], as_json: bool) -> None:

@@ -137,8 +137,7 @@ def _serve_settings(settings: Settings, announce: Callable[[str], None]) -> None
     import structlog
 
     from memstream_server.app.errors import StartError
-    from memstream_server.app.event_loop import EventLoop
-    from memstream_server.app.process import serve
+    from memstream_server.app.process import EventLoop, serve
     from memstream_server.engine.errors import EngineError
     from memstream_server.log_lines import hide_secrets
     from memstream_server.observability import configure_logging, stderr_as_log_lines

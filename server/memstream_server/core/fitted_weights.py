@@ -35,10 +35,7 @@ BGE_SMALL_EN_V1_5 = FittedWeights(
     dense=0.29, lexical=0.22, context=0.49, reply=0.37, time=0.1, cosine_low=0.4, similarity_min=0.9, related_min=0.65
 )
 
-_BY_MODEL: Mapping[str, FittedWeights] = {
-    "all-minilm-l6-v2": ALL_MINILM_L6_V2,
-    "bge-small-en-v1.5": BGE_SMALL_EN_V1_5,
-}
+_BY_MODEL: Mapping[str, FittedWeights] = {"all-minilm-l6-v2": ALL_MINILM_L6_V2, "bge-small-en-v1.5": BGE_SMALL_EN_V1_5}
 
 
 def of_model(name: str) -> FittedWeights:

@@ -172,11 +172,7 @@ class RetentionPolicy:
     """When fragments are forgotten; all off by default."""
 
     ttl_s: int = _tunable(
-        0,
-        "age at which fragments without an expiry of their own expire; 0 is off",
-        "seconds",
-        0,
-        3_153_600_000,
+        0, "age at which fragments without an expiry of their own expire; 0 is off", "seconds", 0, 3_153_600_000
     )
     retention_min: float = _tunable(0.0, "strength below which a fragment is forgotten; 0 is off", "strength", 0, 1)
     strength_half_life_s: int = _tunable(

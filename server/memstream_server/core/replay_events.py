@@ -152,9 +152,7 @@ def _apply_move(place: Place, event: Event) -> Place:
             return _without_enhancement(place, event.other)
         case EventType.REPEATED:
             return replace(
-                place,
-                duplicate_count=place.duplicate_count + 1,
-                enhancement_count=place.enhancement_count + 1,
+                place, duplicate_count=place.duplicate_count + 1, enhancement_count=place.enhancement_count + 1
             )
         case EventType.PROMOTED:
             return replace(_apply_attributes(place, event), tier=event.to_tier or place.tier, enhancements=())

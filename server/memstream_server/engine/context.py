@@ -34,13 +34,7 @@ from memstream_server.core.context.values import (
 from memstream_server.core.filters import EVERYTHING, passes
 from memstream_server.core.values import Fragment, TruthStatus
 from memstream_server.engine.background.standing_blocks import still_holds
-from memstream_server.engine.errors import (
-    BlockNotFound,
-    EngineError,
-    FieldViolation,
-    InvalidField,
-    MemoryNotFound,
-)
+from memstream_server.engine.errors import BlockNotFound, EngineError, FieldViolation, InvalidField, MemoryNotFound
 from memstream_server.engine.lifecycle import drop_expired
 from memstream_server.engine.runtime.threads import run_in_thread
 from memstream_server.ports.blocks import Block, BlockName
@@ -212,10 +206,7 @@ class Contexts:
         return known
 
     def _sort_out(
-        self,
-        answer: RecallAnswer,
-        alone: str,
-        again: Mapping[tuple[str, str], Fragment] | None,
+        self, answer: RecallAnswer, alone: str, again: Mapping[tuple[str, str], Fragment] | None
     ) -> tuple[list[FoundMemory], list[Omission]]:
         """What the recall found, best first, and what of it is left out. again: what of it the caller may read in the
         snapshot, if it was read again."""

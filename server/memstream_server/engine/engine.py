@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from memstream_server.core.events import Event, EventType
 from memstream_server.engine.background.feeds import Feeds
 from memstream_server.engine.background.indexer import Indexer
-from memstream_server.engine.background.jobs import Jobs
+from memstream_server.engine.background.jobs import Jobs, Reflecting
 from memstream_server.engine.background.retention import Purging, Retention
 from memstream_server.engine.background.standing_blocks import StandingBlocks
 from memstream_server.engine.background.vectors import Compaction, MissingVectors
@@ -39,9 +39,7 @@ from memstream_server.engine.memory.batch_calls import BatchCalls
 from memstream_server.engine.memory.image_changes import drop_outdated_images
 from memstream_server.engine.memory.ingest import ObserveSession, open_session
 from memstream_server.engine.operations.erase import Erasing
-from memstream_server.engine.operations.reembed import Reembedding
-from memstream_server.engine.operations.reflect import Reflecting
-from memstream_server.engine.operations.reindex import Reindexing
+from memstream_server.engine.operations.reembed import Reembedding, Reindexing
 from memstream_server.engine.operations.runner import OperationRunner
 from memstream_server.engine.operations.transfer.export_memory import Exporter
 from memstream_server.engine.operations.transfer.import_memory import Importer
@@ -378,9 +376,7 @@ class Engine:
             async with self.past.limit_loads():
                 past = await self.past.load(namespace, name, as_of)
                 query = replace(
-                    query,
-                    now_us=past.time_us if query.now_us is None else query.now_us,
-                    expiry_us=past.time_us,
+                    query, now_us=past.time_us if query.now_us is None else query.now_us, expiry_us=past.time_us
                 )
                 part = await self._recaller.rank(past, query, shared)
         except JournalError as error:

@@ -139,12 +139,7 @@ class Fragments:
         return lifecycle.drop_expired(there, record, self._runtime.clock.now_us())
 
     async def list_page(
-        self,
-        namespace: str,
-        name: str,
-        listing: Listing,
-        after: int,
-        limit: int,
+        self, namespace: str, name: str, listing: Listing, after: int, limit: int
     ) -> tuple[list[Fragment], int | None, int, str]:
         """(fragments, start of the next page or None, revision, memory uid).
 
@@ -375,14 +370,7 @@ async def put(
 
     etag: of the fragment that is there; None: there is none, but a forgotten or expired one; empty: any.
     """
-    puts = await put_together(
-        actor,
-        [(new, etag)],
-        storage,
-        models,
-        runtime,
-        _once_of_first(once),
-    )
+    puts = await put_together(actor, [(new, etag)], storage, models, runtime, _once_of_first(once))
     return puts[0]
 
 

@@ -15,15 +15,13 @@ drain: notifies open streams that the server shuts down, and waits for them
 errors: the table from reasons to gRPC statuses
 forwarding: passes calls on to the server that owns the memory
 fragments: fragment rpcs of MemoryService
-health: grpc.health.v1
 http: the HTTP port: Connect, gRPC-Web and JSON over the same handlers
 idempotency: returns the first response to a repeated request_id
-info: ServerService: the server and its status
+info: ServerService: the server and its status; grpc.health.v1
 limits: bounds of requests, streams and calls
 memories: memory rpcs of MemoryService
 memory_records: its rpcs for suspicions, receipts of recalls, sessions and standing queries
 messages: message rpcs of ConversationService
-conversation_records: conversations as wholes, and state documents
 observe: the Observe stream
 operations: OperationService, and operations as messages
 page_tokens: page tokens of list rpcs
@@ -36,7 +34,6 @@ scopes: queries over several memories: rights, and owners in other processes
 server: builds, starts and stops the gRPC server
 slow_consumer: streams of changes: progress marks, and the end of one whose client does not read
 streams: StreamService, with the Watch stream
-transport: TLS credentials
 validation: checks of request fields
 wire: conversion between messages and domain values
 """

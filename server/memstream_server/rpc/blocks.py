@@ -18,14 +18,7 @@ from memstream_server.core.budget import estimated_tokens
 from memstream_server.core.printable import list_hidden, number_text
 from memstream_server.engine.blocks import BlockChanges, BlockPut
 from memstream_server.engine.errors import CursorVoid, MemoryNotFound
-from memstream_server.ports.blocks import (
-    Block,
-    BlockName,
-    MemoryName,
-    StandingAnswer,
-    StandingQuestion,
-    StandingScope,
-)
+from memstream_server.ports.blocks import Block, BlockName, MemoryName, StandingAnswer, StandingQuestion, StandingScope
 from memstream_server.ports.conversations import AnswerOf
 from memstream_server.rpc import page_tokens, validation
 from memstream_server.rpc.access.caller import Verb, caller_may

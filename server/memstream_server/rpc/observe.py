@@ -371,11 +371,9 @@ class ObserveStream:
     def _complete_flushes(self) -> None:
         if not self._flushes:
             return
-        reached = {
-            AckLevel.RECEIVED: self._received,
-            AckLevel.STORED: self._stored,
-            AckLevel.INDEXED: self._indexed,
-        }[self._opening.level]
+        reached = {AckLevel.RECEIVED: self._received, AckLevel.STORED: self._stored, AckLevel.INDEXED: self._indexed}[
+            self._opening.level
+        ]
         if self._in_flight:  # a repeated batch must first be compared with the received one
             first = self._in_flight[0]
             reached = min(reached, first.last - first.count)

@@ -197,11 +197,7 @@ class Pipeline(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _open(
-        self,
-        rpc: _Rpc,
-        metadata: Metadata,
-        context: _Context,
-        counted: Callable[[], AbstractContextManager[None]],
+        self, rpc: _Rpc, metadata: Metadata, context: _Context, counted: Callable[[], AbstractContextManager[None]]
     ) -> Iterator[tuple[Requests, CallAccess]]:
         """Counts the call, and opens its requests and its access."""
         requests = Requests(self.reader, rpc.path, rpc.decode, partial(_check_first, metadata))

@@ -394,12 +394,7 @@ async def _limit_time(answering: Awaitable[T], timeout_s: float | None) -> T:
 
 
 async def recall_once(
-    engine: Engine,
-    namespace: str,
-    memory: str,
-    query: Query,
-    timeout_s: float | None,
-    time_remaining_s: float | None,
+    engine: Engine, namespace: str, memory: str, query: Query, timeout_s: float | None, time_remaining_s: float | None
 ) -> RecallAnswer:
     """Answers one query within its own timeout and the call's."""
     query = _with_time(query, timeout_s, time_remaining_s)

@@ -35,9 +35,8 @@ from memstream_server.rpc.context import ContextService
 from memstream_server.rpc.conversations import ConversationService
 from memstream_server.rpc.drain import Drain
 from memstream_server.rpc.forwarding import Forwarding
-from memstream_server.rpc.health import SERVICE, Health
 from memstream_server.rpc.http.port import HttpPort
-from memstream_server.rpc.info import ServerService
+from memstream_server.rpc.info import SERVICE, Health, ServerService
 from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.memories import MemoryService
 from memstream_server.rpc.operations import OperationService

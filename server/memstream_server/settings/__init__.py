@@ -68,7 +68,7 @@ class SettingsError(ValueError):
 
 
 RETIRED = {
-    "dense_in_memory_max": "it counted fragments, and is gone: dense_bytes_max bounds the same vectors by their bytes",
+    "dense_in_memory_max": "it counted fragments, and is gone: dense_bytes_max bounds the same vectors by their bytes"
 }
 """Settings of the version before, with what to do: a start refuses them."""
 

@@ -143,11 +143,7 @@ class JournalSettings(BaseModel):
         "PostgreSQL database of the journal, postgresql://user:password@host/database; empty keeps it in data_dir",
     )
     lease_s: float = setting(
-        10.0,
-        "how long this server owns its memories without renewing its lease",
-        "seconds",
-        0.5,
-        600,
+        10.0, "how long this server owns its memories without renewing its lease", "seconds", 0.5, 600
     )
     lease_renew_s: float = setting(3.0, "how often it renews its lease", "seconds", 0.1, 200)
     disk_free_min_bytes: int = setting(
@@ -186,8 +182,7 @@ class AccessSettings(BaseModel):
         None, "CA of the certificates of other servers of the same database; unset is the system's"
     )
     tls_peer_name: str = setting(
-        "",
-        "DNS name in the certificates of other servers of the same database; empty is the host of their `advertise`",
+        "", "DNS name in the certificates of other servers of the same database; empty is the host of their `advertise`"
     )
     insecure_listen: bool = setting(
         False, "listen beyond loopback without TLS or authentication; for a network that provides both"
@@ -201,8 +196,7 @@ class AccessSettings(BaseModel):
         "", "`aud` of accepted JWTs: this service, so that tokens for other services are refused"
     )
     trusted_proxies: str = setting(
-        "",
-        "proxies whose x-forwarded-client-cert is trusted: networks such as 127.0.0.0/8, and `unix`, with commas",
+        "", "proxies whose x-forwarded-client-cert is trusted: networks such as 127.0.0.0/8, and `unix`, with commas"
     )
     access_policy_file: Path | None = setting(
         None, "TOML file of grants: principals, namespaces and verbs; read again when it changes"

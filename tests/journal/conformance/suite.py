@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 import pytest
 from sqlalchemy import Connection
 
-from memstream_server.adapters.journal import SqlJournal
 from memstream_server.adapters.journal.sql import byte_counts
+from memstream_server.adapters.journal.store import SqlJournal
 from memstream_server.core.events import Event, EventType
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.port import Journal

@@ -6,15 +6,9 @@ store: `SqlJournal`, the port's methods over the writer and the readers, and `op
 writer: the writer thread, which commits all waiting writes in one transaction
 conversations: the conversation store
 blocks: the block store
-operations: the operation store
-processes: leases and memory ownership of several servers on one PostgreSQL database
+processes: the operation store; leases and memory ownership of several servers on one PostgreSQL database
 sql: tables, encoding and statements (a package)
 database: SQLite, PostgreSQL, the data directory and migrations (a package)
 verify: `memstream verify` and opening a journal read-only (a package)
 migrations: Alembic's environment and one file per schema revision
 """
-
-from memstream_server.adapters.journal.database.directory import restore
-from memstream_server.adapters.journal.store import SqlJournal, open_journal
-
-__all__ = ["SqlJournal", "open_journal", "restore"]

@@ -405,12 +405,7 @@ def _asked_values(one: AskedMemory) -> dict[str, Any]:
 
 
 def _state_values(state: StandingState) -> dict[str, Any]:
-    return {
-        "revision": state.revision,
-        "rest_us": state.rest_us,
-        "look_us": state.look_us,
-        "problem": state.problem,
-    }
+    return {"revision": state.revision, "rest_us": state.rest_us, "look_us": state.look_us, "problem": state.problem}
 
 
 def erase_sources(connection: Connection, number: int, ids: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from sqlalchemy import ColumnElement, Connection, delete, select
 
 from memstream_server.adapters.journal.database.database import Read, SharedRun, Write
-from memstream_server.adapters.journal.sql import codec, export_reads, import_staging, joint_writes, messages, states
+from memstream_server.adapters.journal.sql import codec, export_reads, joint_writes, messages, states
 from memstream_server.adapters.journal.sql import conversation_copies as copies
 from memstream_server.adapters.journal.sql import conversation_records as records
 from memstream_server.adapters.journal.sql import hidden_conversations as hidden
@@ -276,7 +276,7 @@ class SqlConversations:
         async with self.store_bodies("", [one.body for one in messages], 0, staged) as stored:
             rows = 2 + joint_writes.cost_messages(messages, stored) + len(plans)
             await self._write(
-                lambda c: import_staging.put_staged(c, staged, create_time_us, messages, plans, stored), rows, True
+                lambda c: copies.put_staged(c, staged, create_time_us, messages, plans, stored), rows, True
             )
 
     async def publish_staged(
@@ -286,15 +286,15 @@ class SqlConversations:
             rows = 3 + len(details.labels) + joint_writes.cost_document(details.state or b"", stored)
 
             def publish(connection: Connection) -> None:
-                number = import_staging.publish_staged(connection, staged, conversation, status)
+                number = copies.publish_staged(connection, staged, conversation, status)
                 records.put_details(connection, conversation, number, details, stored)
                 of_state = conversations.c.number.in_(stored.values())
-                import_staging.publish_parts(connection, conversation.namespace, of_state)
+                copies.publish_parts(connection, conversation.namespace, of_state)
 
             await self._write(publish, rows, False)
 
     async def discard_staged(self, staged: str) -> None:
-        number = await self._read(lambda c: import_staging.find_staged(c, staged))
+        number = await self._read(lambda c: copies.find_staged(c, staged))
         if number is not None:
             await self._purge(number)
 
@@ -334,10 +334,7 @@ class SqlConversations:
         answer: AnswerOf[ConversationRecord] = None,
     ) -> ConversationRecord:
         return await self._copy_slices(
-            target.namespace,
-            lambda c, begun: copies.fork_slice(c, source, target, number, now_us, begun),
-            True,
-            answer,
+            target.namespace, lambda c, begun: copies.fork_slice(c, source, target, number, now_us, begun), True, answer
         )
 
     async def get_state(self, name: StateName) -> StateDocument:
@@ -430,11 +427,7 @@ def _complete_conversation(connection: Connection, conversation: ConversationNam
     row = get_or_create(connection, conversation, now_us)
     if not row.completed:
         update_row(
-            connection,
-            row.number,
-            completed=True,
-            completions=row.completions + 1,
-            completed_number=row.last_number,
+            connection, row.number, completed=True, completions=row.completions + 1, completed_number=row.last_number
         )
 
 
@@ -446,7 +439,7 @@ def _save_plans(
 ) -> tuple[Plan, ...]:
     row = get_or_create(connection, conversation, now_us)
     saved = tuple(replace(plan, create_time_us=now_us, update_time_us=now_us) for plan in given)
-    import_staging.put_plans(connection, row.number, saved)
+    copies.put_plans(connection, row.number, saved)
     return saved
 
 
@@ -486,5 +479,5 @@ def _change_plan(
         result=old.result if change.result is None else change.result,
         update_time_us=now_us,
     )
-    import_staging.put_plans(connection, number, [plan])
+    copies.put_plans(connection, number, [plan])
     return plan

@@ -1,4 +1,5 @@
-"""`ports.processes` on PostgreSQL: leases by the database's clock, and locks that end with a writer's session.
+"""What belongs to processes: leases and ownership of memories (PostgreSQL, by the database's clock; locks end with a
+writer's session), and long operations (`ports.operations`, on both databases).
 
 Rule 1. From `join` on, the writer's session holds the process's lock. A session that gets this lock (shared, for a
 moment) knows that the process can no longer commit anything.
@@ -7,14 +8,21 @@ Rule 2. Nothing here waits for a lock: waiting would block every write of this p
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, Row, TextClause, delete, insert, literal, select, text, update
 
 from memstream_server.adapters.journal.database.database import Read, Write
 from memstream_server.adapters.journal.database.postgres import LEADING, SCHEMA, PostgresDatabase, process_lock_key
+from memstream_server.adapters.journal.sql.answers import put_answer
+from memstream_server.adapters.journal.sql.schema import operations
 from memstream_server.ports.journal.errors import JournalError, StaleWrite
+from memstream_server.ports.journal.records import Answer
+from memstream_server.ports.operations import Operation, OperationFailure, OperationState
 from memstream_server.ports.processes import Owner, Renewal
 
 KEPT_US = 3600 * 1_000_000
@@ -53,6 +61,10 @@ _ABANDONED = text(
     " SELECT uid FROM memories WHERE number IN (SELECT memory FROM observations)"
     " AND (owner IS NULL OR owner <> :n AND owner NOT IN (SELECT number FROM living))"
 )
+_UNFINISHED = operations.c.end_time_us == 0
+"""By the end, which has an index; it is set together with a state that ends the operation."""
+_LISTED = [literal("").label(each.name) if each is operations.c.payload else each for each in operations.c]
+"""A page has no payload: it has as many ids as a call may name."""
 
 
 class SqlProcesses:
@@ -68,17 +80,11 @@ class SqlProcesses:
         """The session that holds the leader's lock, if this process has it."""
 
     def is_connected(self) -> bool:
-        """See the port."""
         session = self._database.session
         return session is not None and session is self._joined and session.is_alive()
 
     async def join(self, address: str, lease_s: float) -> int:
-        """See the port."""
-
-        def work(connection: Connection) -> tuple[int, object | None]:
-            return self._join(connection, address, lease_s)
-
-        number, self._joined = await self._submit(work, 1, False)
+        number, self._joined = await self._submit(lambda connection: self._join(connection, address, lease_s), 1, False)
         return number
 
     def _join(self, connection: Connection, address: str, lease_s: float) -> tuple[int, object | None]:
@@ -97,8 +103,6 @@ class SqlProcesses:
         return number, database.session
 
     async def renew(self, number: int, address: str, lease_s: float) -> Renewal | None:
-        """See the port."""
-
         def work(connection: Connection) -> Renewal | None:
             given = {"n": number, "a": address, "us": round(lease_s * 1e6)}
             if connection.execute(_RENEW, given).first() is None:
@@ -111,8 +115,6 @@ class SqlProcesses:
         return await self._submit(work, 1, False)
 
     async def leave(self, number: int) -> None:
-        """See the port."""
-
         def work(connection: Connection) -> None:
             connection.execute(_RELEASE_ALL, {"n": number})
             connection.execute(_LEAVE, {"n": number})
@@ -120,32 +122,22 @@ class SqlProcesses:
         await self._submit(work, 1, False)
 
     async def take_memory(self, uid: str, number: int) -> int | Owner | None:
-        """See the port."""
         return await self._submit(lambda connection: _take_memory(connection, uid, number), 1, False, uid)
 
     async def release_memory(self, uid: str, number: int) -> None:
-        """See the port."""
-
-        def work(connection: Connection) -> None:
-            connection.execute(_RELEASE, {"u": uid, "n": number})
-
-        await self._submit(work, 1, False, uid)
+        await self._submit(lambda connection: connection.execute(_RELEASE, {"u": uid, "n": number}), 1, False, uid)
 
     async def find_owner(self, namespace: str, name: str, number: int) -> Owner | None:
-        """See the port."""
         found = await self._read_rows(_OWNER, ns=namespace, name=name, n=number)
         return Owner(*found[0]) if found else None
 
     async def list_living(self, number: int) -> frozenset[int]:
-        """See the port."""
         return frozenset(row[0] for row in await self._read_rows(_LIVING_NUMBERS, n=number))
 
     async def owned_by_others(self, number: int) -> frozenset[str]:
-        """See the port."""
         return frozenset(row[0] for row in await self._read_rows(_OWNED_BY_OTHERS, n=number))
 
     async def list_abandoned(self, number: int) -> list[str]:
-        """See the port."""
         return [row[0] for row in await self._read_rows(_ABANDONED, n=number)]
 
     async def _read_rows(self, statement: TextClause, **given: str | int) -> Sequence[Any]:
@@ -168,3 +160,114 @@ def _take_memory(connection: Connection, uid: str, number: int) -> int | Owner |
             return Owner(*holder)
     epoch: int = connection.execute(_TAKE, {"u": uid, "n": number}).scalar_one()
     return epoch
+
+
+class SqlOperations:
+    """`ports.operations.Operations` over a journal's writer and readers."""
+
+    def __init__(self, write: Write, read: Read) -> None:
+        self._write = write
+        self._read = read
+
+    async def create(self, operation: Operation, answer: Answer | None = None) -> None:
+        await self._write(lambda c: _insert_operation(c, operation, answer), 2, True)
+
+    async def get(self, id: str) -> Operation | None:
+        return await self._read(partial(_get_operation, id=id))
+
+    async def list_page(self, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
+        return await self._read(lambda c: _list_operations(c, namespace, memory, before, limit))
+
+    async def save(self, operation: Operation) -> bool:
+        return await self._write(lambda c: _save_operation(c, operation), 1, False)
+
+    async def ask_cancel(self, id: str) -> Operation | None:
+        return await self._write(lambda c: _ask_cancel(c, id), 1, False)
+
+    async def claim(self, id: str, process: int | None, former: int | None) -> bool:
+        return await self._write(lambda c: _claim_operation(c, id, process, former), 1, False)
+
+    async def list_unfinished(self) -> list[Operation]:
+        return await self._read(_list_unfinished)
+
+    async def remove_ended(self, before_us: int) -> int:
+        return await self._write(lambda c: _remove_ended(c, before_us), 100, False)
+
+
+def _insert_operation(connection: Connection, operation: Operation, answer: Answer | None) -> None:
+    values = {"id": operation.id, "type": operation.type, "payload": operation.payload, "unit": operation.unit}
+    values |= {"namespace": operation.namespace, "memory": operation.memory}
+    connection.execute(
+        insert(operations),
+        {
+            **values,
+            **_progress_columns(operation),
+            "create_time_us": operation.create_time_us,
+            "cancel_asked": False,
+            "process": operation.process,
+        },
+    )
+    put_answer(connection, answer)
+
+
+def _progress_columns(operation: Operation) -> dict[str, Any]:
+    """The columns that change while the operation runs."""
+    return {
+        "state": operation.state.value,
+        "done": operation.done,
+        "total": operation.total,
+        "end_time_us": operation.end_time_us,
+        "error": None if operation.error is None else json.dumps(asdict(operation.error)),
+    }
+
+
+def _save_operation(connection: Connection, operation: Operation) -> bool:
+    changed = update(operations).where(operations.c.id == operation.id).values(**_progress_columns(operation))
+    return bool(connection.execute(changed.returning(operations.c.cancel_asked)).scalar_one_or_none())
+
+
+def _ask_cancel(connection: Connection, id: str) -> Operation | None:
+    connection.execute(update(operations).where(operations.c.id == id, _UNFINISHED).values(cancel_asked=True))
+    return _get_operation(connection, id)
+
+
+def _claim_operation(connection: Connection, id: str, process: int | None, former: int | None) -> bool:
+    unclaimed = operations.c.process.is_not_distinct_from(former)
+    claimed = update(operations).where(operations.c.id == id, unclaimed, _UNFINISHED).values(process=process)
+    return connection.execute(claimed).rowcount == 1
+
+
+def _get_operation(connection: Connection, id: str) -> Operation | None:
+    row = connection.execute(select(operations).where(operations.c.id == id)).one_or_none()
+    return None if row is None else _decode_row(row)
+
+
+def _list_operations(connection: Connection, namespace: str, memory: str, before: str, limit: int) -> list[Operation]:
+    chosen = select(*_LISTED).order_by(operations.c.id.desc()).limit(limit)
+    if namespace:
+        chosen = chosen.where(operations.c.namespace == namespace)
+    if memory:
+        chosen = chosen.where(operations.c.memory == memory)
+    if before:
+        chosen = chosen.where(operations.c.id < before)
+    return [_decode_row(row) for row in connection.execute(chosen)]
+
+
+def _list_unfinished(connection: Connection) -> list[Operation]:
+    return [
+        _decode_row(row) for row in connection.execute(select(operations).where(_UNFINISHED).order_by(operations.c.id))
+    ]
+
+
+def _remove_ended(connection: Connection, before_us: int) -> int:
+    old = delete(operations).where(operations.c.end_time_us > 0, operations.c.end_time_us < before_us)
+    return connection.execute(old).rowcount
+
+
+def _decode_row(row: Row[Any]) -> Operation:
+    values = dict(row._mapping)
+    error = values.pop("error")
+    return Operation(
+        **values | {"state": OperationState(values["state"]), "cancel_asked": bool(values["cancel_asked"])},
+        error=None if error is None else OperationFailure(**json.loads(error)),
+    )

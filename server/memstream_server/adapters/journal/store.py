@@ -19,28 +19,23 @@ from memstream_server.adapters.journal.database import directory, postgres
 from memstream_server.adapters.journal.database.database import Database, SharedRun, read_snapshot
 from memstream_server.adapters.journal.database.migrate import BACKUPS_KEPT
 from memstream_server.adapters.journal.database.postgres import PostgresDatabase
-from memstream_server.adapters.journal.operations import SqlOperations
-from memstream_server.adapters.journal.processes import SqlProcesses
+from memstream_server.adapters.journal.processes import SqlOperations, SqlProcesses
 from memstream_server.adapters.journal.sql import (
     answers,
     byte_counts,
-    compact_vectors,
     conflicts,
     export_reads,
     fragment_reads,
     load_memory,
     messages,
-    next_space_vectors,
     outbox,
     reads,
     recall_receipts,
-    unvectored,
+    vector_upkeep,
     versions,
     writes,
 )
-from memstream_server.adapters.journal.sql import (
-    commit as sql_commit,
-)
+from memstream_server.adapters.journal.sql import commit as sql_commit
 from memstream_server.adapters.journal.sql.vector_forms import Computing
 from memstream_server.adapters.journal.writer import JointWork, Writer
 from memstream_server.core.events import Event
@@ -203,29 +198,29 @@ class SqlJournal:
         await self._write(writes.set_spaces, 3, False, spaces)
         self._model = None if spaces.in_force is None else spaces.in_force.model
 
-    list_unvectored = _reading(next_space_vectors.list_lacking)
+    list_unvectored = _reading(vector_upkeep.list_lacking)
 
     async def count_unvectored(self) -> int:
-        return await self._read(unvectored.count_all, self._model)
+        return await self._read(vector_upkeep.count_unvectored, self._model)
 
     async def list_unvectored_memories(self) -> list[tuple[str, int]]:
-        return await self._read(unvectored.list_memories, self._model)
+        return await self._read(vector_upkeep.list_unvectored_memories, self._model)
 
     async def add_vectors(self, uid: str, model: str, made: Sequence[Made]) -> int:
-        return await self._write_memory(next_space_vectors.add_vectors, 3 * len(made), True, uid, model, made)
+        return await self._write_memory(vector_upkeep.add_vectors, 3 * len(made), True, uid, model, made)
 
-    count_vectors = _reading(next_space_vectors.count_vectors)
+    count_vectors = _reading(vector_upkeep.count_vectors)
 
     async def drop_vectors(self, model: str, after: int, limit: int) -> int | None:
-        keys = await self._read(next_space_vectors.list_vector_keys, model, after, limit)
-        await self._write(next_space_vectors.drop_vectors, len(keys), False, model, keys)
+        keys = await self._read(vector_upkeep.list_vector_keys, model, after, limit)
+        await self._write(vector_upkeep.drop_vectors, len(keys), False, model, keys)
         return keys[-1] if keys else None
 
     async def compact_vectors(self, uid: str, after: int, limit: int) -> tuple[int | None, bool, bool]:
-        found = await self._read(compact_vectors.read_slice, self._computing, uid, after, limit)
+        found = await self._read(vector_upkeep.read_slice, self._computing, uid, after, limit)
         rows = len(found.vectors) + len(found.anchors)
         if rows:
-            await self._write(compact_vectors.write_slice, rows, False, found)
+            await self._write(vector_upkeep.write_slice, rows, False, found)
         return found.after, rows > 0, found.is_rounded
 
     async def compacted_up_to(self) -> str | None:
@@ -400,14 +395,14 @@ class SqlJournal:
 
     async def enter_jobs(self, type: str, entered: Sequence[Job]) -> None:
         if entered:  # PostgreSQL has no transaction without a statement, and a commit of it fails
-            await self._write(unvectored.enter_jobs, len(entered), True, type, entered)
+            await self._write(vector_upkeep.enter_jobs, len(entered), True, type, entered)
 
-    count_jobs = _reading(unvectored.count_jobs)
+    count_jobs = _reading(vector_upkeep.count_jobs)
     pending_memories = _reading(reads.pending_memories)
 
 
 def _count_fragments(connection: Connection, uid: str, now_us: int | None, model: str | None) -> Counts:
-    missing = unvectored.count_in_memory(connection, uid, model)
+    missing = vector_upkeep.count_unvectored_in(connection, uid, model)
     return replace(reads.count_fragments(connection, uid, now_us), unvectored=missing)
 
 

@@ -26,13 +26,7 @@ from memstream_server.adapters.journal.sql import bulk
 from memstream_server.engine.runtime.call_context import ACCOUNT, PAYER, Account, FairQueue
 from memstream_server.engine.runtime.threads import SERVER
 from memstream_server.engine.runtime.turns import ThreadWork, find_turns
-from memstream_server.ports.journal.errors import (
-    JournalError,
-    NotWritable,
-    OutcomeUnknown,
-    StorageFull,
-    WriteRefused,
-)
+from memstream_server.ports.journal.errors import JournalError, NotWritable, OutcomeUnknown, StorageFull, WriteRefused
 
 log = structlog.get_logger(__name__)
 

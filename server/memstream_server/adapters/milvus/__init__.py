@@ -3,11 +3,10 @@
 Invariant: nothing is in the index only. Whatever is lost or damaged is filled again from the journal.
 
 index: `MilvusIndex`: sessions, restarts and generations; `open_lite` and `connect_milvus`
-on_demand: starts an embedded index when a memory needs it
 collection: one collection: pymilvus' blocking calls
 columns: bulk inserts into Milvus Lite as columns
 naming: names of collections and partitions; encoded ids
-lite: start, readiness and end of the Milvus Lite child process
+lite: start on demand, readiness and end of the Milvus Lite child process
 child: the program that the child process runs
 pandas_later: imports pymilvus without pandas
 existing: reads a foreign collection, for imports

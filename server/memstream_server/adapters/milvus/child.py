@@ -318,9 +318,7 @@ def build_server(database: Any, directory: Path) -> Any:
     """Lite's gRPC server with one writer and durable flushes, not bound to an address yet."""
     import grpc
     import milvus_lite
-    from milvus_lite.adapter.grpc.servicer import (
-        MilvusServicer,
-    )
+    from milvus_lite.adapter.grpc.servicer import MilvusServicer
     from pymilvus.grpc_gen import milvus_pb2_grpc
 
     servicer = MilvusServicer(database)

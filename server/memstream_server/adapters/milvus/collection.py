@@ -324,10 +324,7 @@ class MilvusCollection:
         managed = self._client.get_server_type() == "zilliz"
         index = self._client.prepare_index_params()
         index.add_index(
-            "vector",
-            index_type="AUTOINDEX" if managed else "HNSW",
-            metric_type=METRIC,
-            params={} if managed else HNSW,
+            "vector", index_type="AUTOINDEX" if managed else "HNSW", metric_type=METRIC, params={} if managed else HNSW
         )
         partitions = {"num_partitions": self._space.index_layout} if self._keyed else {}
         return {"index_params": index, "consistency_level": self._consistency, **partitions}

@@ -45,7 +45,7 @@ def encode_id(identifier: str) -> str:
 
 
 def decode_id(identifier: str) -> str:
-    """The inverse of `stored`."""
+    """The inverse of `encode_id`."""
     return unquote(identifier)
 
 

@@ -9,14 +9,12 @@ Text analysis:
 Local models:
     hashing: the `hashing` embedder, which needs no model
     onnx_models: the `onnx` embedder, and the cross-encoder that reranks recollections
-    onnx_files: session and tokenizer of a model directory
     local: the known models that `memstream models` installs
 
 Endpoints (OpenAI-compatible HTTP APIs):
-    endpoint: the HTTP client: URL, headers, size limits, error texts
-    openai_errors: error classes, and what each one means for a retry
-    resilience: retries, backoff, deadline and circuit breaker
-    negotiation: finds which optional request parts an endpoint accepts, in one run that concurrent callers share
+    endpoint: the HTTP client: URL, headers, size limits, error texts; finds which optional request parts an endpoint
+        accepts, in one run that concurrent callers share
+    resilience: error classes and what each one means for a retry; backoff, deadline and circuit breaker
     openai_embedder: the `openai` embedder; combines the texts of concurrent callers into requests
     openai_chat: the LLM client: questions with JSON answers
     budget: rate limits by requests and tokens

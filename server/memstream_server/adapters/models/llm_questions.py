@@ -39,9 +39,9 @@ from memstream_server.adapters.models.openai_chat import (
     UnclearAnswerError,
     number_texts,
 )
-from memstream_server.adapters.models.openai_errors import MalformedError, RefusedError
 from memstream_server.adapters.models.prompts import Prompts
 from memstream_server.adapters.models.replies import Read, Value
+from memstream_server.adapters.models.resilience import MalformedError, RefusedError
 from memstream_server.core.printable import escape_unprintable
 from memstream_server.core.rendering import clip_for_index
 from memstream_server.core.suspicions import ConflictDecision
@@ -59,12 +59,7 @@ def _object_schema(name: str, item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _record_schema(**properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 _TEXT = {"type": "string"}
@@ -196,10 +191,7 @@ class ChatInsights:
         if not shown:
             return []
         question = ModelQuestion(
-            ModelRole.INSIGHTS,
-            self._prompts.insight.substitute(),
-            {"texts": number_texts(shown)},
-            INSIGHTS,
+            ModelRole.INSIGHTS, self._prompts.insight.substitute(), {"texts": number_texts(shown)}, INSIGHTS
         )
         return await self._ask_model(question, lambda answer: parse_texts(answer, "insights"), account)
 
@@ -350,11 +342,7 @@ class ChatScorer:
             yield batch
 
     async def _fill_all(
-        self,
-        found: dict[int, float],
-        texts: Sequence[str],
-        batches: Iterable[list[int]],
-        account: Account | None,
+        self, found: dict[int, float], texts: Sequence[str], batches: Iterable[list[int]], account: Account | None
     ) -> None:
         """Set the scores of all texts that are not refused; after a failure, those of the batches that succeeded."""
         done = await asyncio.gather(

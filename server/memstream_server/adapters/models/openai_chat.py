@@ -1,6 +1,6 @@
 """An LLM behind an OpenAI-compatible endpoint: questions whose answers are JSON of a given schema.
 
-Rule 1. resilience.py handles retries, backoff and the deadline; negotiation.py finds the accepted request parts.
+Rule 1. resilience.py handles retries, backoff and the deadline; endpoint.py finds the accepted request parts.
 Rule 2. A reply that deviates from the schema is a failed attempt, never a value (replies.py). A question that is not
 repeated has one attempt at an answer: a malformed one is no failure of the endpoint.
 Rule 3. Texts are data: they are sent as JSON strings, which they cannot escape, in a separate user message if the
@@ -23,21 +23,24 @@ from typing import Any
 import structlog
 
 from memstream_server.adapters.models.budget import NAMESPACES_MAX, Allowance, ModelBudget
-from memstream_server.adapters.models.endpoint import Endpoint, EndpointClient
-from memstream_server.adapters.models.negotiation import RequestPart, SingleFlight, negotiate_parts
-from memstream_server.adapters.models.openai_errors import (
-    ForeignReplyError,
-    MalformedError,
-    NoCompletionError,
-    RefusedError,
-    StatusError,
+from memstream_server.adapters.models.endpoint import (
+    Endpoint,
+    EndpointClient,
+    RequestPart,
+    SingleFlight,
+    negotiate_parts,
 )
 from memstream_server.adapters.models.replies import Read, Usage, Value, answer_of, usage_of
 from memstream_server.adapters.models.resilience import (
     AnsweredError,
     CircuitBreaker,
+    ForeignReplyError,
+    MalformedError,
+    NoCompletionError,
+    RefusedError,
     Resilience,
     ResilientCalls,
+    StatusError,
     TransientError,
 )
 from memstream_server.ports.models import Account, ModelUnavailable, Spent
@@ -331,10 +334,7 @@ def _malformed_error(error: MalformedError | ForeignReplyError, question: ModelQ
 
 
 def _response_format(form: Form) -> dict[str, Any]:
-    return {
-        "type": "json_schema",
-        "json_schema": {"name": form.name, "strict": True, "schema": form.schema},
-    }
+    return {"type": "json_schema", "json_schema": {"name": form.name, "strict": True, "schema": form.schema}}
 
 
 def messages_of(question: ModelQuestion, *, system: bool = True) -> list[dict[str, str]]:

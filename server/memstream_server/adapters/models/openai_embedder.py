@@ -1,6 +1,6 @@
 """Embeddings from an OpenAI-compatible endpoint.
 
-Rule 1. resilience.py handles retries, backoff and the deadline; negotiation.py finds the accepted request parts.
+Rule 1. resilience.py handles retries, backoff and the deadline; endpoint.py finds the accepted request parts.
 Rule 2. A malformed or oversized reply is a failed attempt, never a vector. Of a well-formed reply each usable vector is
 kept; the texts of the others are sent again without these, in halves if no vector is usable.
 Rule 3. Before the embedder refuses texts, it sends a harmless text: a misconfigured endpoint must not cost a memory its
@@ -32,16 +32,23 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from memstream_server.adapters.models.endpoint import Endpoint, EndpointClient
-from memstream_server.adapters.models.negotiation import RequestPart, SingleFlight, negotiate_parts
-from memstream_server.adapters.models.openai_errors import (
+from memstream_server.adapters.models.endpoint import (
+    Endpoint,
+    EndpointClient,
+    RequestPart,
+    SingleFlight,
+    negotiate_parts,
+)
+from memstream_server.adapters.models.resilience import (
     ForeignReplyError,
     MalformedError,
     MalformedReplyError,
     RefusedError,
+    Resilience,
+    ResilientCalls,
     StatusError,
+    TransientError,
 )
-from memstream_server.adapters.models.resilience import Resilience, ResilientCalls, TransientError
 from memstream_server.ports.models import EmbeddingModel, ModelRefused, ModelUnavailable, Spent
 
 T = TypeVar("T")

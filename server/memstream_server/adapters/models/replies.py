@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from memstream_server.adapters.models.openai_errors import MalformedError, NoCompletionError, RefusedError
+from memstream_server.adapters.models.resilience import MalformedError, NoCompletionError, RefusedError
 
 Value = TypeVar("Value")
 Read = Callable[[Any], Value]

@@ -158,9 +158,7 @@ def _split_pieces(run: str) -> list[str]:
 
 NAMES = frozenset({"will"})
 """Stop words that are also given names: with a capital they count even where a sentence begins."""
-_NAME = re.compile(
-    r"[A-Z](?:(?<=[a-zA-Z0-9,&] [A-Z])[a-z]+|(?<![^\W_][A-Z])(?:[A-Z]+|ill))(?![\w'\u2019])",
-)
+_NAME = re.compile(r"[A-Z](?:(?<=[a-zA-Z0-9,&] [A-Z])[a-z]+|(?<![^\W_][A-Z])(?:[A-Z]+|ill))(?![\w'\u2019])")
 """A capital inside a sentence, or capitals only, or one of NAMES."""
 _LOWER_START = re.compile(r"[a-z](?<![^\W_][a-z])(?<!['\u2019][a-z])")
 _SUBJECT = re.compile(

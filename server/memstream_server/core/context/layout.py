@@ -224,12 +224,7 @@ class _Layout:
 
     # ---- new memories
     def _finish(
-        self,
-        blocks: list[ContextPart],
-        head: list[ContextPart],
-        tail: list[_Unit],
-        room: int,
-        question: ContextPart,
+        self, blocks: list[ContextPart], head: list[ContextPart], tail: list[_Unit], room: int, question: ContextPart
     ) -> Built:
         left_out = [*self._left_out, *self._cut_summary]
         kept = {unit.said.number for unit in tail if unit.said is not None}

@@ -121,10 +121,7 @@ _Match = tuple[int, int, Window]
 _Builder = Callable[[dict[str, str], Calendar], Window]
 _BUILDERS: tuple[tuple[str, _Builder], ...] = (
     # The same order as alternatives of length: the longest match at a place wins.
-    (
-        f"(?:(?P<year>{_YEAR})年|(?P<ryear>{_RELATIVE_YEAR})の?)?(?P<month>{_SMALL})月(?P<day>{_SMALL})[日号號]",
-        _date,
-    ),
+    (f"(?:(?P<year>{_YEAR})年|(?P<ryear>{_RELATIVE_YEAR})の?)?(?P<month>{_SMALL})月(?P<day>{_SMALL})[日号號]", _date),
     (f"(?:(?P<year>{_YEAR})年|(?P<ryear>{_RELATIVE_YEAR})の?)の?(?P<month>{_SMALL})月份?{_MONTH_END}", _month),
     (f"(?<![0-9第一二三四五六七八九十])(?P<month>{_SMALL})月份?{_MONTH_END}", _month),
     (
@@ -139,10 +136,7 @@ _BUILDERS: tuple[tuple[str, _Builder], ...] = (
     ("(?<![\u4e00-\u9fff])(?:在|这个|這個|この)?(?P<season>[春夏秋冬])[天季](?!竞赛)", _season),
     (f"(?<![0-9])(?P<year>{_YEAR})年(?![级代前間])", _whole_year),
     (f"(?P<ryear>{_RELATIVE_YEAR})", _whole_year),
-    (
-        f"(?P<n>{_N})(?:[个個ヶかカヵ箇](?P<months>月)|[个個]?(?P<unit>{_LENGTHS}))(?:之前|以前|前)(?!後|后)",
-        _ago,
-    ),
+    (f"(?P<n>{_N})(?:[个個ヶかカヵ箇](?P<months>月)|[个個]?(?P<unit>{_LENGTHS}))(?:之前|以前|前)(?!後|后)", _ago),
     (
         f"(?:最近|过去|過去|近|この|ここ)の?(?P<n>{_N})(?:[个個ヶかカヵ箇](?P<months>月)|[个個]?(?P<unit>{_LENGTHS}))"
         "(?:间|間|里|内|以来|来)?",
@@ -165,10 +159,7 @@ _BUILDERS: tuple[tuple[str, _Builder], ...] = (
         f"(?P<which>{_WHICH})[个個]?月(?![0-9一二三四五六七八九十球亮饼光食薪票])",
         lambda groups, calendar: calendar.unit("month", _OFFSETS[groups["which"]]),
     ),
-    (
-        "(?<![每毎这下上])(?:星期|礼拜|禮拜|周|週)(?P<weekday>[一二三四五六日天])(?!期|本|常|记|間|年|到)",
-        _weekday,
-    ),
+    ("(?<![每毎这下上])(?:星期|礼拜|禮拜|周|週)(?P<weekday>[一二三四五六日天])(?!期|本|常|记|間|年|到)", _weekday),
     ("(?<![毎次])(?P<weekday>[月火水木金土日])曜日?", _weekday),
     ("昨晚|昨夜|ゆうべ", lambda _, calendar: calendar.last_night()),
     (

@@ -510,12 +510,7 @@ _BEGIN = r"(?<![\w$€£#@/\\])(?<!\d[.,:-])(?<!\w-)"
 _END = r"(?![\w%€£$/\\]|-\w|\.\w|[,:]\d)"
 """No part of a number, price, path, identifier or compound."""
 _NIGHTS = frozenset(("night", "nacht", "nuit", "anoche"))
-_DIGITS = {
-    "day": r"[0-3]?\d",
-    "day2": r"[0-3]?\d",
-    "monthnum": r"[01]?\d",
-    "year": r"(?:1[89]|20|21)\d\d",
-}
+_DIGITS = {"day": r"[0-3]?\d", "day2": r"[0-3]?\d", "monthnum": r"[01]?\d", "year": r"(?:1[89]|20|21)\d\d"}
 DIGIT, NIGHT = "digit", "night"
 _GROUP = re.compile(r"(?<!\(\?P)<(\w+)>")
 """A group of a template that is not one of its own."""

@@ -27,28 +27,29 @@ from memstream_server.core.policy import Truth
 from memstream_server.core.rendering import indexed_text
 from memstream_server.core.suspicions import may_be_suspected
 from memstream_server.core.transition import Transition, join_all
-from memstream_server.core.values import Fragment, FragmentKind, Held, Tier, Vector
+from memstream_server.core.values import Fragment, FragmentKind, Held, MemoryKind, Tier, Vector
 from memstream_server.engine.background.task import BackgroundTask
 from memstream_server.engine.conflicts import Verdict, decide_suspicion
-from memstream_server.engine.errors import EngineError, MemoryNotFound
+from memstream_server.engine.errors import CapabilityMissing, EngineError, KindMismatch, MemoryNotFound, ModelDown
 from memstream_server.engine.lifecycle import drop_expired, read_fragments
 from memstream_server.engine.memory.decide import effective_policy, jobs_of
 from memstream_server.engine.memory.decision import Decision, account_of
 from memstream_server.engine.memory.enrich import EnrichedFragment
+from memstream_server.engine.operations.runner import AnswerOf, OperationRunner, Progress
 from memstream_server.engine.recall.recall import Recaller
 from memstream_server.engine.recall.reinforcement import unpack_vector
 from memstream_server.engine.requests import Query
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.reading import FragmentQuery
-from memstream_server.ports.journal.records import Job, Made
-from memstream_server.ports.models import Account, Insights, ModelError, ModelRefused, Statement
+from memstream_server.ports.journal.records import Answer, Job, Made
+from memstream_server.ports.models import Account, Insights, ModelError, ModelRefused, ModelUnavailable, Statement
+from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
     from memstream_server.engine.memory.actor import Actor
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.runtime.registry import Registry
     from memstream_server.ports.models import ConflictJudge
-
 
 log = structlog.get_logger(__name__)
 
@@ -73,6 +74,9 @@ _PURPOSES = {
 
 Cited: TypeAlias = tuple[str, tuple[str, ...]]
 """An insight's text and the ids of its sources."""
+TYPE = "reflect"
+UNIT = "reflections"
+_WITH_LONG_TERM = (MemoryKind.HYBRID, MemoryKind.LONG_TERM)
 
 
 class Jobs(BackgroundTask):
@@ -441,3 +445,60 @@ async def _read_statements(
 
 def _statement_of(fragment: Fragment) -> Statement:
     return Statement(fragment.content, fragment.speaker, fragment.observe_time_us)
+
+
+class Reflecting:
+    """Starts and runs the operation "reflect": a memory reflects now, whatever its aggregate.
+
+    The insights and a mark of their completion are one commit. A repeat after a crash may call the LLM again, but keeps
+    its result only once.
+    """
+
+    def __init__(
+        self,
+        runner: OperationRunner,
+        jobs: Jobs,
+        registry: Registry,
+        storage: Storage,
+        models: EngineModels,
+        runtime: Runtime,
+    ) -> None:
+        self._runner = runner
+        self._jobs = jobs
+        self._registry = registry
+        self._storage = storage
+        self._models = models
+        self._runtime = runtime
+        runner.register_type(TYPE, UNIT, self._run_reflect)
+
+    async def start(self, namespace: str, memory: str, answer: AnswerOf = None) -> Operation:
+        """Raises MemoryNotFound, KindMismatch without a long-term tier, CapabilityMissing without an LLM."""
+        record = await self._registry.read_record(namespace, memory)
+        if record.kind not in _WITH_LONG_TERM:
+            raise KindMismatch(f"a memory of kind {record.kind.name} has no long-term tier to reflect on")
+        self._check_model()
+        return await self._runner.start(TYPE, namespace, memory, "{}", answer)
+
+    async def _run_reflect(self, operation: Operation, progress: Progress) -> None:
+        self._check_model()
+        mark = f"operation\n{operation.id}"
+        if await self._storage.journal.get_answer(mark) is None:
+            async with self._registry.use(operation.namespace, operation.memory) as actor:
+                account = account_of(actor.working.record)
+                done = Answer(mark, b"", b"", self._runtime.clock.now_us())
+                since = actor.revision
+                try:
+                    found = await self._jobs.derive_reflections(actor, account)
+                except ModelUnavailable as error:
+                    raise ModelDown(f"the LLM does not answer: {error.summary}", retry_after_s=5.0) from error
+                except ModelRefused:  # a permanent refusal: no insight can be derived
+                    found = []
+                await self._jobs.store_insights(actor, found, Decision(answer=done), account, Purpose.REFLECTION, since)
+        await progress.report_done(1, 1)
+
+    def _check_model(self) -> None:
+        if self._models.insights is None:
+            raise CapabilityMissing(
+                "this server has no LLM for insights: set llm_model (and llm_insights), and restart it",
+                capability="REFLECTION",
+            )

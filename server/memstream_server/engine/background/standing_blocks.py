@@ -121,14 +121,7 @@ class _Found:
 class StandingBlocks(BackgroundTask):
     """One background task. The engine starts and stops it."""
 
-    def __init__(
-        self,
-        parts: EngineParts,
-        registry: Registry,
-        recaller: Recaller,
-        blocks: Blocks,
-        model: str,
-    ) -> None:
+    def __init__(self, parts: EngineParts, registry: Registry, recaller: Recaller, blocks: Blocks, model: str) -> None:
         """model: name of the LLM that answers; empty without one."""
         self._store = parts.storage.blocks
         self._journal = parts.storage.journal
@@ -402,11 +395,7 @@ def write_shown(question: str, found: Sequence[Fragment], model: str, most: int)
 
 
 def digest_answer(
-    question: StandingQuestion,
-    model: str,
-    most: int,
-    shown: Sequence[tuple[Fragment, str]],
-    paths: Mapping[str, str],
+    question: StandingQuestion, model: str, most: int, shown: Sequence[tuple[Fragment, str]], paths: Mapping[str, str]
 ) -> bytes:
     """Differs if what a text is made of does. paths: the memory of each fragment, if it is not the block's own."""
     texts = [question.text, question.instructions, model, str(most)]

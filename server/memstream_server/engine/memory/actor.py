@@ -30,11 +30,7 @@ from memstream_server.engine.errors import (
     namespace_full,
     write_error,
 )
-from memstream_server.engine.memory.decide import (
-    decide_observations,
-    effective_policy,
-    jobs_of,
-)
+from memstream_server.engine.memory.decide import decide_observations, effective_policy, jobs_of
 from memstream_server.engine.memory.decision import Decision, account_of, commit_of
 from memstream_server.engine.memory.enrich import EnrichedFragment
 from memstream_server.engine.memory.known_fragments import read_known

@@ -160,13 +160,7 @@ class EnrichedFragment:
 class Enricher:
     """Calls the analyzer, the embedder and the scorer for batches of fragments."""
 
-    def __init__(
-        self,
-        analyzer: Analyzer,
-        embeddings: Embeddings,
-        scorer: Scorer | None,
-        limits: EngineLimits,
-    ) -> None:
+    def __init__(self, analyzer: Analyzer, embeddings: Embeddings, scorer: Scorer | None, limits: EngineLimits) -> None:
         self._analyzer = analyzer
         self._embeddings = embeddings
         self._scorer = scorer

@@ -29,13 +29,7 @@ from memstream_server.engine.errors import (
     write_error,
 )
 from memstream_server.engine.memory.actor import Actor
-from memstream_server.engine.memory.producers import (
-    Batch,
-    ProducerState,
-    Resumption,
-    SessionNews,
-    begin_resumption,
-)
+from memstream_server.engine.memory.producers import Batch, ProducerState, Resumption, SessionNews, begin_resumption
 from memstream_server.engine.memory.receipts import batch_of, verify_repeats
 from memstream_server.engine.memory.superseding import refuse_unknown, superseding_error
 from memstream_server.engine.requests import AckLevel, NewObservation, Opened, ProducerProgress, RejectedObservation
@@ -344,10 +338,7 @@ class ObserveSession(SessionNews):
             producers.at_once = None
 
     async def _answer_repeats(
-        self,
-        first: int,
-        items: Sequence[NewObservation | RejectedObservation],
-        before: asyncio.Task[None] | None,
+        self, first: int, items: Sequence[NewObservation | RejectedObservation], before: asyncio.Task[None] | None
     ) -> None:
         """Send the first rejections of repeated numbers again, but not before the original batch is received."""
         state = self._state

@@ -118,11 +118,7 @@ def fragment_of(item: NewObservation, id_: str, now_us: int, position: int, reco
 
 
 async def verify_repeats(
-    journal: Journal,
-    uid: str,
-    state: ProducerState,
-    first: int,
-    items: Sequence[NewObservation | RejectedObservation],
+    journal: Journal, uid: str, state: ProducerState, first: int, items: Sequence[NewObservation | RejectedObservation]
 ) -> list[Rejection]:
     """The first rejections of repeated numbers. Raises SequenceConflict if the content differs.
 
@@ -141,11 +137,7 @@ async def verify_repeats(
 
 
 async def observations_in(
-    batches: Sequence[Batch],
-    models: EngineModels,
-    record: MemoryRecord,
-    account: Account,
-    embedding: Embedding,
+    batches: Sequence[Batch], models: EngineModels, record: MemoryRecord, account: Account, embedding: Embedding
 ) -> list[EnrichedFragment]:
     """Enrich the fragments of some receipts, in order of position.
 

@@ -140,10 +140,7 @@ async def _find_suspicions(
     said = {event.fragment for event in transition.events if event.type in _COMPARED}
     puts = {put.id: put for put in transition.puts}
     near = await _find_near(
-        working,
-        [put for id_, put in puts.items() if id_ in said],
-        storage,
-        read_words(working.record, analyzer, {}),
+        working, [put for id_, put in puts.items() if id_ in said], storage, read_words(working.record, analyzer, {})
     )
     gone, over = set(transition.removed), set(ended)
     found: dict[tuple[str, str], Suspicion] = {}

@@ -2,8 +2,6 @@
 
 runner: runs operations, records what their work reports, cancels and resumes them
 erase: removes fragments and all that derives from them from every store and file
-reembed: embeds everything with another model while recalls continue, then switches the space
-reindex: rebuilds the index from the journal's vectors
-reflect: reflects on a memory on request
+reembed: rebuilds the index; embeds everything with another model while recalls continue, then switches the space
 transfer: exports and imports
 """

@@ -1,5 +1,5 @@
-"""Re-embedding: embeds everything with another model while recalls continue. Both spaces are written, then one row
-switches.
+"""The operation "reindex", and re-embedding: embeds everything with another model while recalls continue. Both spaces
+are written, then one row switches.
 
 Rule 1. The space in force is a row of the journal. It changes once, when only inputs that the next model refuses lack a
 vector. Active memories follow one by one, each in its own order and completely in one space at any time.
@@ -25,7 +25,7 @@ from memstream_server.core.values import Fragment
 from memstream_server.engine.errors import EngineError, MemoryNotFound, ModelDown, ModelMismatch, OwnedElsewhere
 from memstream_server.engine.memory.decision import Decision, pack_vector
 from memstream_server.engine.memory.enrich import Embedded, Embedding, compares_content, enhances_short_term
-from memstream_server.engine.operations.runner import OperationCancelled, Progress
+from memstream_server.engine.operations.runner import AnswerOf, OperationCancelled, OperationRunner, Progress
 from memstream_server.ports.journal.errors import JournalError
 from memstream_server.ports.journal.records import Job, Made, MemoryRecord, Space, Spaces
 from memstream_server.ports.models import ModelUnavailable
@@ -33,6 +33,7 @@ from memstream_server.ports.operations import Operation
 
 if TYPE_CHECKING:
     from memstream_server.engine.background.indexer import Indexer
+    from memstream_server.engine.background.vectors import MissingVectors
     from memstream_server.engine.memory.actor import Actor
     from memstream_server.engine.runtime.dependencies import EngineModels, Runtime, Storage
     from memstream_server.engine.runtime.registry import Registry
@@ -48,6 +49,8 @@ SLICE = 1_000
 RETRY_S = 1.0
 RETRY_MAX_S = 30.0
 HOW = "set next_embedding and its settings to the new model, and start the server again"
+TYPE = "reindex"
+UNIT = "fragments"
 
 
 class Reembedding:
@@ -310,3 +313,35 @@ def _vectors_of(fragment: Fragment, found: Embedded, content: bool) -> Made:
     compared = found.content_vector if content else None
     packed = None if compared is None else pack_vector(compared)
     return Made(fragment.id, fragment.version, vector, packed, found.computed)
+
+
+class Reindexing:
+    """Starts and runs the operation: it rebuilds the index from the journal's vectors. With `embed` everything is
+    embedded with the next model instead, with `missing` what has no vector.
+
+    Recalls continue and report in `degraded` what they lack.
+    """
+
+    def __init__(
+        self, runner: OperationRunner, indexer: Indexer, reembedding: Reembedding, missing: MissingVectors
+    ) -> None:
+        self._runner = runner
+        self._indexer = indexer
+        self._reembedding = reembedding
+        self._missing = missing
+        runner.register_type(TYPE, UNIT, self._run_reindex, undoes=True)
+
+    async def start(self, embed: bool, missing: bool = False, answer: AnswerOf = None) -> Operation:
+        """Raises ModelMismatch if `embed` is set and there is no next model."""
+        payload = {"embed": embed, "missing": missing, "model": await self._reembedding.find_target() if embed else ""}
+        return await self._runner.start(TYPE, "", "", json.dumps(payload), answer)
+
+    async def _run_reindex(self, operation: Operation, progress: Progress) -> None:
+        payload = json.loads(operation.payload)
+        if payload["embed"]:
+            await self._reembedding.run_operation(operation, progress)
+        elif payload.get("missing"):
+            await self._missing.embed_all(progress)
+        else:
+            await progress.check_cancelled()
+            await self._indexer.rebuild_index(progress.report_done)

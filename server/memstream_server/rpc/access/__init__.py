@@ -11,7 +11,7 @@ caller: the caller of the current call, for handlers that filter lists
 files: operator files that are reloaded when they change
 keys: API keys
 opening: from the settings to credentials, identities and policy
-peers: authentication of calls between servers; the header x-forwarded-client-cert of trusted proxies
+peers: TLS; authentication of calls between servers; the header x-forwarded-client-cert of trusted proxies
 policy: the policy file
 tokens: JSON web tokens
 """

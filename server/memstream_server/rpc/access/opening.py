@@ -12,9 +12,8 @@ from memstream_server.rpc.access.admission import Admission
 from memstream_server.rpc.access.authorization import Authorization, Identities, OperationOf, RecordOf
 from memstream_server.rpc.access.files import AccessError, Watched
 from memstream_server.rpc.access.keys import parse_keys
-from memstream_server.rpc.access.peers import Peers, TrustedProxies
+from memstream_server.rpc.access.peers import Peers, TlsError, TlsFiles, TrustedProxies, server_credentials
 from memstream_server.rpc.access.policy import AccessPolicy, parse_policy
-from memstream_server.rpc.transport import TlsError, TlsFiles, server_credentials
 
 if TYPE_CHECKING:
     from memstream_server.rpc.access.tokens import JwtIdentities

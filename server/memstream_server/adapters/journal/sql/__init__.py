@@ -14,19 +14,16 @@ commit: the commit of transitions, and access statistics
 reads: reads of everything except fragments
 fragment_reads: reads of fragments by id, in pages, and those that are due
 vector_forms: the forms in which vectors are stored, and those that are computed
-compact_vectors: converts the vectors of an earlier server
-unvectored: fragments without a vector, and the jobs that embed them again
 load_memory: loads an active memory in one snapshot
 recall_receipts: receipts of recalls
 versions: what fragments said before a commit replaced it
 outbox: the outbox of the vector index
-next_space_vectors: vectors in an embedding space that is not in force
+vector_upkeep: vectors of another space, missing ones, and those of an earlier server
 messages: messages of conversations, and the rows of these
 hidden_conversations: what takes several transactions: bodies and documents in parts, deleted conversations
-conversation_copies: forks, and conversations of which much is deleted
+conversation_copies: forks, conversations of which much is deleted, imported ones
 conversation_records: conversations as wholes
 states: state documents
 joint_writes: several writes of one transaction, and what writes cost
 export_reads: reads a whole memory or conversation for an export
-import_staging: staging of imported conversations
 """

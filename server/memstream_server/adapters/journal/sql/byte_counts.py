@@ -87,8 +87,7 @@ _NAMESPACES = (
 _AFTER_STAGED = "\x0b"
 """After the names of what is not published, which begin with a newline, and before every name of a namespace."""
 _LARGEST = select(
-    func.coalesce(func.max(sum(_OF_EACH.c[kind] for kind in KINDS)), 0),
-    func.coalesce(func.max(_OF_EACH.c.receipts), 0),
+    func.coalesce(func.max(sum(_OF_EACH.c[kind] for kind in KINDS)), 0), func.coalesce(func.max(_OF_EACH.c.receipts), 0)
 )
 
 

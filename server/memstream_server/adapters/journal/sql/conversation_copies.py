@@ -1,20 +1,24 @@
-"""Copies of conversations, slice by slice: a fork, and a conversation of which much is deleted.
+"""Conversations that the transaction of their last part names: a fork, one of which much is deleted, and an import.
 
 A copy is hidden until it has all messages; the transaction of its last slice names it. A conversation of which more
 than a slice is deleted is replaced by a copy of what it keeps, so that no reader sees half of the deletion. A source
 whose messages were replaced or deleted meanwhile raises SourceChanged; what was appended meanwhile is copied.
+
+An imported conversation is staged: written in parts under an empty namespace, then named in one step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Row, case, cast, insert, select, update
+from sqlalchemy import BigInteger, ColumnElement, Connection, Row, case, cast, insert, select, update
 
+from memstream_server.adapters.journal.sql import bulk, codec, messages, states
 from memstream_server.adapters.journal.sql import conversation_records as records
 from memstream_server.adapters.journal.sql import hidden_conversations as hidden
-from memstream_server.adapters.journal.sql import messages, states
+from memstream_server.adapters.journal.sql.hidden_conversations import HIDDEN
 from memstream_server.adapters.journal.sql.schema import (
     conversations,
     key_position,
@@ -28,11 +32,16 @@ from memstream_server.ports.conversation_records import REMOVED_MAX, Conversatio
 from memstream_server.ports.conversations import (
     ConversationExists,
     ConversationName,
+    Message,
+    Plan,
     Precondition,
     Removal,
     Removed,
+    Status,
 )
-from memstream_server.ports.journal.errors import JournalError
+from memstream_server.ports.journal.errors import AlreadyExists, JournalError, StaleWrite
+
+_PLANS = bulk.build_insert(plans, ("key",))
 
 
 class SourceChanged(JournalError):
@@ -187,3 +196,63 @@ def _replace(connection: Connection, old: Row[Any], copy: Copy) -> None:
     moved = row_key(copy.number, 0) - row_key(old.number, 0)
     of_old = plans.c.key.between(*key_range(old.number))
     connection.execute(update(plans).where(of_old).values(key=plans.c.key + moved))
+
+
+def put_staged(
+    connection: Connection,
+    staged: str,
+    create_time_us: int,
+    new_messages: Sequence[Message],
+    new_plans: Sequence[Plan],
+    stored: messages.Stored,
+) -> None:
+    number = find_staged(connection, staged)
+    if number is None:
+        number = messages.create_row(connection, "", staged, create_time_us).number
+    messages.put_staged(connection, number, new_messages, stored)
+    put_plans(connection, number, new_plans)
+
+
+def put_plans(connection: Connection, number: int, given: Sequence[Plan]) -> None:
+    """Write plans in the place of those with their numbers; of several with one number the last."""
+    rows = [(row_key(number, plan.number), plan.state.value, codec.encode_record(plan)) for plan in given]
+    bulk.write_rows(connection, _PLANS, rows)
+
+
+def publish_staged(connection: Connection, staged: str, named: ConversationName, status: Status) -> int:
+    """The number of the conversation."""
+    number = find_staged(connection, staged)
+    if number is None:
+        raise StaleWrite(f"the conversation staged as {staged} is gone")
+    taken = (conversations.c.namespace == named.namespace) & (conversations.c.name == named.name)
+    if connection.execute(select(conversations.c.number).where(taken)).first() is not None:
+        raise AlreadyExists(f"conversation {named} exists")
+    connection.execute(
+        update(conversations)
+        .where(conversations.c.number == number)
+        .values(
+            namespace=named.namespace,
+            name=named.name,
+            last_number=status.last_number,
+            completed=status.completed,
+            completions=status.completions,
+            completed_number=status.completed_number,
+        )
+    )
+    parts = select(message_bodies.c.parts).where(message_bodies.c.key.between(*key_range(number)))
+    publish_parts(
+        connection, named.namespace, conversations.c.number.in_(parts.where(message_bodies.c.parts.is_not(None)))
+    )
+    return number
+
+
+def publish_parts(connection: Connection, namespace: str, which: ColumnElement[bool]) -> None:
+    """Move staged parts to the namespace of the body or document that refers to them."""
+    hidden_name = HIDDEN + conversations.c.name
+    connection.execute(update(conversations).where(which).values(namespace=namespace, name=hidden_name))
+
+
+def find_staged(connection: Connection, staged: str) -> int | None:
+    """The number of what is staged."""
+    named = (conversations.c.namespace == "") & (conversations.c.name == staged)
+    return connection.execute(select(conversations.c.number).where(named)).scalar_one_or_none()

@@ -5,25 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Row,
-    delete,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, Row, delete, insert, or_, select, update
 
 from memstream_server.adapters.journal.sql import bulk, codec, messages, states
 from memstream_server.adapters.journal.sql import hidden_conversations as hidden
-from memstream_server.adapters.journal.sql.schema import (
-    FEED_DUE,
-    conversation_labels,
-    conversations,
-    requests,
-)
+from memstream_server.adapters.journal.sql.schema import FEED_DUE, conversation_labels, conversations, requests
 from memstream_server.ports.conversation_records import (
     USER_LABEL,
     ConversationChange,
@@ -33,13 +19,7 @@ from memstream_server.ports.conversation_records import (
     StateName,
     StateScope,
 )
-from memstream_server.ports.conversations import (
-    ConversationExists,
-    ConversationName,
-    Details,
-    NotThere,
-    Precondition,
-)
+from memstream_server.ports.conversations import ConversationExists, ConversationName, Details, NotThere, Precondition
 from memstream_server.ports.journal.records import Labels
 
 _LAST = "\U0010ffff"
@@ -218,11 +198,7 @@ def _decode_row(row: Row[Any]) -> ConversationRecord:
 
 
 def put_details(
-    connection: Connection,
-    conversation: ConversationName,
-    number: int,
-    details: Details,
-    stored: messages.Stored,
+    connection: Connection, conversation: ConversationName, number: int, details: Details, stored: messages.Stored
 ) -> None:
     """What an imported conversation has besides messages and plans."""
     put_labels(connection, conversation.namespace, number, details.labels)

@@ -142,11 +142,7 @@ def list_fragments(connection: Connection, uid: str, query: FragmentQuery, model
     if number is None:
         return []
     low, high = key_range(number)
-    chosen = {
-        "tier": [tier.value for tier in query.tiers],
-        "kind": query.kinds,
-        "session": query.sessions,
-    }
+    chosen = {"tier": [tier.value for tier in query.tiers], "kind": query.kinds, "session": query.sessions}
     values = {name: list(wanted) for name, wanted in chosen.items() if wanted}
     low += max(query.after + 1, 0)
     statement = _build_selection(query.forgotten, tuple(values), bool(query.speakers))

@@ -61,11 +61,7 @@ memories = Table(
     UniqueConstraint("namespace", "name", name="memories_name"),
     sqlite_autoincrement=True,
 )
-Index(
-    "memories_owner",
-    memories.c.owner,
-    sqlite_where=text("owner IS NOT NULL"),
-)
+Index("memories_owner", memories.c.owner, sqlite_where=text("owner IS NOT NULL"))
 
 memory_labels = Table(  # to find memories by label; `memories` has the labels themselves, in one text
     "memory_labels",
@@ -168,11 +164,7 @@ Index(
     unique=True,
     sqlite_where=text("external_id IS NOT NULL"),
 )
-Index(
-    "fragments_due",
-    fragments.c.due_time_us,
-    sqlite_where=text("due_time_us IS NOT NULL"),
-)
+Index("fragments_due", fragments.c.due_time_us, sqlite_where=text("due_time_us IS NOT NULL"))
 Index(
     "fragments_forgotten",
     fragments.c.memory,
@@ -188,10 +180,7 @@ Index(  # what an image does not have, without a read of all rows
 )
 
 Index(  # fragments that may lack a vector: those that were written without one
-    "fragments_unvectored",
-    fragments.c.memory,
-    fragments.c.key,
-    sqlite_where=text("model = ''"),
+    "fragments_unvectored", fragments.c.memory, fragments.c.key, sqlite_where=text("model = ''")
 )
 
 vectors = Table(

@@ -87,13 +87,7 @@ def list_states(
     place = tuple_(states.c.scope, states.c.name)
     wanted = (states.c.namespace == namespace) & (place > after) & (states.c.scope != StateScope.SESSION.value)
     rows = connection.execute(select(states).where(wanted).order_by(states.c.scope, states.c.name).limit(limit)).all()
-    return [
-        (
-            StateName(namespace, StateScope(row.scope), row.name),
-            _to_state(connection, row),
-        )
-        for row in rows
-    ]
+    return [(StateName(namespace, StateScope(row.scope), row.name), _to_state(connection, row)) for row in rows]
 
 
 def set_state(

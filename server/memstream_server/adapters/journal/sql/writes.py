@@ -9,18 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
-from sqlalchemy import (
-    BindParameter,
-    Connection,
-    bindparam,
-    case,
-    delete,
-    func,
-    insert,
-    select,
-    true,
-    update,
-)
+from sqlalchemy import BindParameter, Connection, bindparam, case, delete, func, insert, select, true, update
 
 from memstream_server.adapters.journal.blocks import erase_made_of
 from memstream_server.adapters.journal.database import postgres

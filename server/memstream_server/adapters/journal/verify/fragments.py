@@ -121,12 +121,7 @@ class _MemoryCheck:
 
 
 def check_fragments(
-    connection: Connection,
-    memory: Row[Any],
-    name: str,
-    space: Space | None,
-    report: Report,
-    computed: Collection[str],
+    connection: Connection, memory: Row[Any], name: str, space: Space | None, report: Report, computed: Collection[str]
 ) -> bool:
     """Check everything of a memory except its producers; returns whether fragments were erased, or may have been before
     the log begins. Raises DBAPIError and JournalError for unreadable rows."""
@@ -459,10 +454,7 @@ _VERSIONS: Select[*tuple[Any, ...]] = (
         func.length(versions.c.vector, type_=BigInteger),
     )
     .outerjoin(fragments, fragments.c.key == versions.c.key)
-    .where(
-        versions.c.key.between(_low, _high),
-        (versions.c.key > _low) | (versions.c.replaced > _after),
-    )
+    .where(versions.c.key.between(_low, _high), (versions.c.key > _low) | (versions.c.replaced > _after))
     .order_by(versions.c.key, versions.c.replaced)
     .limit(_limit)
 )

@@ -34,7 +34,7 @@ from memstream_server.adapters.models.local.sources import (
     download_archive,
     extract_verified,
 )
-from memstream_server.adapters.models.onnx_files import MEMSTREAM, POOLING_DIR, POOLING_KEYS
+from memstream_server.adapters.models.onnx_models import MEMSTREAM, POOLING_DIR, POOLING_KEYS
 
 _PACKAGES = ("onnx", "onnxruntime", "tokenizers")
 _PROBE_TOLERANCE = 1e-4
@@ -137,8 +137,7 @@ def _check_vectors(model: LocalModel, built: Path) -> None:
 
 
 async def _embed_probe(directory: Path) -> npt.NDArray[np.float32]:
-    from memstream_server.adapters.models.onnx_files import OnnxModelError
-    from memstream_server.adapters.models.onnx_models import OnnxEmbedder
+    from memstream_server.adapters.models.onnx_models import OnnxEmbedder, OnnxModelError
 
     try:
         embedder = OnnxEmbedder(directory)

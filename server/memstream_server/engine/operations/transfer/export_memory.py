@@ -26,12 +26,7 @@ from memstream_server.engine.operations.transfer import lines
 from memstream_server.engine.settings import TransferSettings
 from memstream_server.ports.blocks import Block
 from memstream_server.ports.conversation_records import SessionStore, StateDocument, StateName, StateScope
-from memstream_server.ports.conversations import (
-    ConversationName,
-    ConversationScan,
-    Message,
-    NotThere,
-)
+from memstream_server.ports.conversations import ConversationName, ConversationScan, Message, NotThere
 from memstream_server.ports.journal.errors import JournalError, StaleWrite
 from memstream_server.ports.journal.port import Journal
 from memstream_server.ports.journal.reading import MemoryScan, StoredConflict
@@ -400,10 +395,7 @@ def fragment_line(fragment: Fragment, vector: bytes | None, anchor: Anchor | Non
         content_vector=side.vector if side is not None and vectors and fragment.model else None,
         enhancements=[
             lines.EnhancementLine(
-                id=one.id,
-                text=one.text,
-                recollection=one.recollection,
-                structured=_structured_line(one.structured),
+                id=one.id, text=one.text, recollection=one.recollection, structured=_structured_line(one.structured)
             )
             for one in (() if side is None else side.enhancements)
         ],

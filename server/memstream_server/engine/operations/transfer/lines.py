@@ -26,11 +26,7 @@ Name: TypeAlias = Annotated[str, Meta(pattern=rf"^[A-Za-z0-9][A-Za-z0-9._~\-]*{_
 Key: TypeAlias = Annotated[str, Meta(pattern=rf"^[^\x00-\x1f\x7f]*{_END}", max_length=4_096)]
 Time: TypeAlias = Annotated[
     int,
-    Meta(
-        ge=-62_135_596_800_000_000,
-        le=253_402_300_799_999_999,
-        description="microseconds since the Unix epoch, UTC",
-    ),
+    Meta(ge=-62_135_596_800_000_000, le=253_402_300_799_999_999, description="microseconds since the Unix epoch, UTC"),
 ]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 Position: TypeAlias = Annotated[int, Meta(ge=0, le=2**32 - 2)]

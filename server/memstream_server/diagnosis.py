@@ -1,7 +1,8 @@
-"""Runs all checks for a server with the given settings, in order, without changing anything.
+"""`memstream doctor`: what is wrong with a server's data and environment, and what to do. Changes nothing.
 
-They are of a data directory (files, lock, format, write-ahead log, disk), of a journal's content, and of what a server
-needs besides: packages, a database, models, endpoints, and the files of Milvus Lite. A check yields findings.
+All checks for a server with the given settings run in order. They are of a data directory (files, lock, format,
+write-ahead log, disk), of a journal's content, and of what a server needs besides: packages, a database, models,
+endpoints, and the files of Milvus Lite. A check yields findings.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from sqlalchemy.exc import DBAPIError
 
 from memstream_server.adapters.journal.database import directory, migrate, sqlite
 from memstream_server.adapters.journal.database.migrate import list_copies
-from memstream_server.adapters.journal.sql import reads, unvectored
+from memstream_server.adapters.journal.sql import reads, vector_upkeep
 from memstream_server.adapters.journal.sql.schema import (
     POSITION_BITS,
     conversations,
@@ -396,8 +397,7 @@ def check_reranker(settings: Settings) -> Iterator[Finding]:
     """Whether the settings' cross-encoder, if any, can be used."""
     if settings.reranker_model_dir is None:
         return
-    from memstream_server.adapters.models.onnx_files import OnnxModelError
-    from memstream_server.adapters.models.onnx_models import OnnxReranker
+    from memstream_server.adapters.models.onnx_models import OnnxModelError, OnnxReranker
 
     try:
         yield fine("reranker", OnnxReranker(settings.reranker_model_dir).name)
@@ -632,7 +632,7 @@ def _count_waiting(connection: Connection) -> Iterator[Finding]:
 
 def _count_unvectored(connection: Connection) -> Finding:
     space = reads.read_spaces(connection).in_force
-    number = unvectored.count_all(connection, None if space is None else space.model)
+    number = vector_upkeep.count_unvectored(connection, None if space is None else space.model)
     if not number:
         return fine("vectors", "no fragment lacks its vector")
     advice = (
