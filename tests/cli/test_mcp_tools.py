@@ -132,6 +132,20 @@ async def test_tools_take_times_validity_and_ttl(server: ServerProcess, memory: 
         assert before["id"] == said["id"]
 
 
+async def test_observe_shows_the_five_nearest_statements_to_correct(server: ServerProcess, memory: str) -> None:
+    towns = ("Oslo", "Rome", "Lyon", "Bonn", "Ghent", "Porto")
+    async with in_process(memory, server.address) as client:
+        for number, town in enumerate(towns):
+            await done(client, "observe", content=f"I live in {town}", speaker="Ann", session=f"s{number}")
+        moved = await done(client, "observe", content="I live in Split", speaker="Ann", session="now")
+        assert [one["content"] for one in moved["related"]] == [f"I live in {town}" for town in reversed(towns[1:])]
+        await done(client, "correct", ids=[moved["related"][-1]["id"]], by=moved["id"])
+        left = await done(client, "recall", query="Where does Ann live?")
+        assert {one["content"] for one in left["recollections"]} == {
+            f"I live in {town}" for town in (*towns, "Split")
+        } - {"I live in Rome"}
+
+
 async def test_tools_take_the_ends_of_ids(server: ServerProcess, memory: str) -> None:
     async with in_process(memory, server.address) as client:
         tea = await done(client, "observe", content="Bob takes tea")

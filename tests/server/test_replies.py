@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 import memstream
-from memstream import Observation, Role
+from memstream import Filter, Observation, Role
 from memstream.agent import AgentMemory
 from memstream.mcp.tools import Tools
 from tests.server.listing import fragments
@@ -118,3 +118,49 @@ async def test_prompt_of_an_agent_has_replies_after_messages(client: memstream.C
     await memory.observe_batch(CHAT, session="s")
     prompt = await AgentMemory(memory).read_memories("which tram reaches the harbour?")
     assert prompt.splitlines()[:2] == HARBOUR
+
+
+async def test_mcp_shows_a_reply_under_its_message_and_once(client: memstream.Client, path: str) -> None:
+    memory = await client.create_memory(path)
+    await memory.observe_batch(CHAT, session="s")
+    await memory.observe_batch([Observation("the rain has stopped", speaker="Ann", role=Role.USER)], session="t")
+    shown = (await Tools(client, path).recall("which tram reaches the harbour?", limit=1)).text().splitlines()
+    assert [line.partition(": ")[2] for line in shown[:2]] == HARBOUR
+    assert [line.startswith("  ") for line in shown[:2]] == [False, True]
+    assert [line.partition(": ")[2] for line in shown[2:]] == [
+        "",
+        *(str(each.body) for each in CHAT[2:]),
+        "the rain has stopped",
+    ]
+
+
+async def test_a_filter_keeps_replies_from_companions_and_working_memory(client: memstream.Client, path: str) -> None:
+    memory = await client.create_memory(path)
+    await memory.observe_batch(CHAT, session="s")
+    asked = "which tram reaches the harbour?"
+    of_ann = await memory.recall_once(asked, filter=Filter(speakers=["Ann"]))
+    assert {hit.companion for hit in of_ann} == {None}
+    assert [one.content for one in of_ann.working_memory] == [CHAT[0].body, CHAT[2].body]
+    (reply,) = [one.id for one in await fragments(memory) if one.content == HARBOUR[1]]
+    await memory.forget_fragments([reply])
+    left = await memory.recall_once(asked)
+    assert [hit.companion for hit in left if hit.fragment.content == HARBOUR[0]] == [None]
+    assert [one.content for one in left.working_memory] == [CHAT[0].body, CHAT[2].body, CHAT[3].body]
+
+
+async def test_a_context_has_the_reply_after_its_message_until_it_is_forgotten(
+    client: memstream.Client, path: str
+) -> None:
+    memory = await client.create_memory(path)
+    await memory.observe_batch(CHAT, session="s")
+    asked = "which tram reaches the harbour?"
+
+    async def lines() -> list[str]:
+        made = await client.context([path], asked, parts_timeout_s=60.0)
+        return [line.partition(": ")[2] for line in made.text.splitlines() if line.startswith("[")]
+
+    assert (await lines())[:2] == HARBOUR
+    (reply,) = [one.id for one in await fragments(memory) if one.content == HARBOUR[1]]
+    await memory.forget_fragments([reply])
+    assert (await lines())[0] == HARBOUR[0]
+    assert HARBOUR[1] not in await lines()

@@ -79,7 +79,7 @@ from memstream.values import AckLevel, Filter, Fragment, MetadataValue, Observat
 
 R = TypeVar("R")
 
-RELATED = 3
+RELATED = 5
 """Earlier statements that observe returns."""
 PAGE = 1_000
 """Page size at the server when a page starts in the middle."""
