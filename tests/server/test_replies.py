@@ -134,7 +134,7 @@ async def test_mcp_shows_a_reply_under_its_message_and_once(client: memstream.Cl
     ]
 
 
-async def test_a_filter_keeps_replies_from_companions_and_working_memory(client: memstream.Client, path: str) -> None:
+async def test_a_filter_takes_replies_from_working_memory_too(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path)
     await memory.observe_batch(CHAT, session="s")
     asked = "which tram reaches the harbour?"
@@ -148,9 +148,7 @@ async def test_a_filter_keeps_replies_from_companions_and_working_memory(client:
     assert [one.content for one in left.working_memory] == [CHAT[0].body, CHAT[2].body, CHAT[3].body]
 
 
-async def test_a_context_has_the_reply_after_its_message_until_it_is_forgotten(
-    client: memstream.Client, path: str
-) -> None:
+async def test_a_context_has_a_reply_until_it_is_forgotten(client: memstream.Client, path: str) -> None:
     memory = await client.create_memory(path)
     await memory.observe_batch(CHAT, session="s")
     asked = "which tram reaches the harbour?"
