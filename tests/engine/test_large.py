@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from memstream_server.core import arrays, dense
@@ -71,6 +72,12 @@ async def matrix(engine: PartsEngine) -> DenseMatrix | None:
 
 def contents(answer: RecallAnswer) -> list[str]:
     return [one.fragment.content for one in answer.recollections]
+
+
+def test_some_thousand_vectors_are_scanned_in_a_thread() -> None:
+    matrix = DenseMatrix(384)
+    matrix.extend(np.zeros((3_000, 384), np.float32))
+    assert matrix.large
 
 
 async def test_large_memory_answers_as_any_other(parts: Assembled, monkeypatch: pytest.MonkeyPatch) -> None:

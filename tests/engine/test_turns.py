@@ -7,6 +7,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,7 @@ from memstream_server.engine.runtime import turns as turns_module
 from memstream_server.engine.runtime.call_context import ACCOUNT, REQUEST, Account, FairQueue, Request
 from memstream_server.engine.runtime.threads import Threads, run_in_thread
 from memstream_server.engine.runtime.turns import Turns, in_slices, install_turns, pause_if_due, take_turn
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -225,6 +227,75 @@ async def test_one_caller_leaves_a_thread_to_others() -> None:
         finally:
             free.set()
     threads.close()
+
+
+async def compute_for_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on two principals compute."""
+    monkeypatch.setattr(turns_module, "SEVERAL_S", 3600.0)
+    install_turns()
+    for name in ("much", "little"):
+        await asyncio.create_task(start((name, ""), lambda: None))
+
+
+async def test_one_caller_of_several_has_one_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    await compute_for_two(monkeypatch)
+    readers, others = Threads(3, "readers"), Threads(3, "others")
+    asked, begun, free = list[str](), list[str](), threading.Event()
+
+    def work(name: str) -> None:
+        begun.append(name)
+        free.wait()
+
+    async def ask(threads: Threads, name: str) -> None:
+        asked.append(name)
+        await threads.run(partial(work, name))
+
+    async def have_asked() -> bool:
+        return len(asked) == 3 and begun != []
+
+    async with asyncio.TaskGroup() as group:
+        for threads, name in ((readers, "first"), (readers, "second"), (others, "third")):
+            group.create_task(ask(threads, name), context=in_account(("much", "")))
+        await until(have_asked)
+        little = group.create_task(others.run(lambda: begun.append("little")), context=in_account(("little", "")))
+        try:
+            await little
+            assert begun == ["first", "little"]
+        finally:
+            free.set()
+    assert begun == ["first", "little", "third", "second"]
+    readers.close()
+    others.close()
+
+
+async def test_the_server_has_more_than_one_of_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    await compute_for_two(monkeypatch)
+    readers, free = Threads(3, "readers"), threading.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(readers.run(free.wait))
+        await asyncio.sleep(0)
+        try:
+            assert await readers.run(lambda: "done") == "done"
+        finally:
+            free.set()
+    readers.close()
+
+
+async def test_a_cancelled_piece_of_work_leaves_its_place_in_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    await compute_for_two(monkeypatch)
+    busy, idle, free = Threads(1, "busy"), Threads(2, "idle"), threading.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(busy.run(free.wait), context=in_account(("little", "")))
+        await asyncio.sleep(0)
+        queued = group.create_task(busy.run(lambda: None), context=in_account(("much", "")))
+        await asyncio.sleep(0)
+        parked = group.create_task(idle.run(lambda: "done"), context=in_account(("much", "")))
+        await asyncio.sleep(0)
+        queued.cancel()
+        free.set()
+        assert await parked == "done"
+    busy.close()
+    idle.close()
 
 
 async def test_work_in_a_thread_is_charged_to_its_caller() -> None:

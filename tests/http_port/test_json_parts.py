@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import json
@@ -24,11 +25,14 @@ from memstream.v1 import conversation_service_pb2 as talks
 from memstream.v1 import memory_service_pb2 as memories
 from memstream.v1 import stream_service_pb2 as streams
 from memstream_server.engine.errors import InvalidField
+from memstream_server.engine.runtime import turns as turns_module
+from memstream_server.engine.runtime.turns import install_turns
 from memstream_server.rpc.http import codecs, long_strings
 from memstream_server.rpc.http.codecs import Gzip, JsonReader, Reply, write_body, write_json
 from memstream_server.rpc.http.long_strings import LongStrings, take_long_strings
 from memstream_server.rpc.limits import RequestLimits
 from memstream_server.rpc.request_reader import RequestReader
+from memstream_server.rpc.wire.scan import split_message
 from tests.support.contract import METHODS
 from tests.support.seeds import rounds
 
@@ -99,6 +103,26 @@ async def test_large_bodies_are_compressed_before_they_are_sent(as_json: bool) -
     assert reply.body.compressed is not None
     assert Gzip().compress(reply.body) is reply.body.compressed
     assert gzip.decompress(reply.body.compressed) == reply.body
+
+
+async def test_the_answer_of_a_recall_is_parsed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns_module, "SLICE_S", 0.0)  # each pause is due
+    large = streams.RecallOnceResponse()
+    for _ in range(100):
+        large.MergeFrom(make_answer())
+    data, steps = large.SerializeToString(), list[object]()
+
+    async def count_steps(answer: Message | bytes) -> int:
+        steps.clear()
+        reply = await asyncio.create_task(write_body(Reply(streams.RecallOnceResponse, answer), True, False))
+        assert json.loads(reply.body or b"") == json_format.MessageToDict(large)
+        return len(steps)
+
+    turns = install_turns()
+    turns.on_turn = steps.append
+    parts = len(list(split_message(data, large.DESCRIPTOR)))
+    assert parts > 1
+    assert await count_steps(data) == await count_steps(large) + parts
 
 
 ODD = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from memstream.v1 import memory_service_pb2 as memories
 from memstream.v1 import stream_service_pb2 as streams
 from memstream_server.app.running import run_server
+from memstream_server.engine.operations.transfer.upload import Upload
 from memstream_server.engine.runtime import turns as turns_module
 from memstream_server.engine.runtime.call_context import Account
 from memstream_server.engine.runtime.turns import SLICE_S, Turns, find_turns
@@ -174,6 +176,21 @@ async def test_no_rpc_has_a_long_step_at_its_largest_arguments(tmp_path: Path, m
                 await heavy.call(method, ARGUMENTS[method.name](world), quiet_s)
             longest[method.name] = counter.most
     assert {name: most for name, most in longest.items() if most > LONGER.get(name, CALLS_MAX)} == {}
+
+
+async def test_an_import_is_checked_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, add_lines = list[str](), Upload.add_lines
+
+    def note_thread(upload: Upload, lines: bytes) -> None:
+        threads.append(threading.current_thread().name)
+        add_lines(upload, lines)
+
+    monkeypatch.setattr(Upload, "add_lines", note_thread)
+    settings = Settings(data_dir=tmp_path / "data", listen="127.0.0.1:0")
+    async with run_server(settings) as running, contextlib.aclosing(Caller(running.address)) as caller:
+        world = await prepare_world(caller, "heavy", 3)
+        await caller.call(BY_NAME["ImportMemories"], ARGUMENTS["ImportMemories"](world))
+    assert {name.rsplit("_", 1)[0] for name in threads} == {"computing"}
 
 
 @only_sqlite("turns of the loop, slowed down so much that leases end")

@@ -160,8 +160,8 @@ Estimates = tuple[Cosines, Cosines | None]
 """Cosines by slot, NaN for slots without a vector, and bounds on their errors; None: all are exact."""
 _ROWS = 8
 """Rows that BLAS multiplies at once, or a multiple of it."""
-_LARGE_BYTES = 32 << 20
-"""20,000 vectors of 384 dimensions: one or two milliseconds of memory bandwidth."""
+_LARGE_BYTES = 4 << 20
+"""2,600 vectors of 384 dimensions: a third of a millisecond, which is not to be in one step with the words' part."""
 QUANTIZED_BYTES = 64 << 20
 """A matrix of more bytes keeps int8 copies; below, reading vectors costs more CPU than a scan of copies saves."""
 _QUANTIZED_AT_ONCE = 2

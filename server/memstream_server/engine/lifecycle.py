@@ -305,7 +305,7 @@ def _count_events(
     async def decide_part(now: Actor) -> tuple[Decision | None, Callable[[int], ChangeCount]]:
         transition = await decide(now, part)
         count = before + len({event.fragment for event in transition.events if event.type in counted})
-        return _decision_of(transition), lambda revision: ChangeCount(count, revision)
+        return Decision(transition=transition) if transition.events else None, lambda at: ChangeCount(count, at)
 
     return decide_part
 
@@ -313,10 +313,6 @@ def _count_events(
 def _split_ids(ids: Sequence[str]) -> list[Sequence[str]]:
     """At least one part, which may be empty: the answer is stored even if nothing changes."""
     return [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)] or [()]
-
-
-def _decision_of(transition: Transition) -> Decision | None:
-    return Decision(transition=transition) if transition.events else None
 
 
 async def _content_vectors(

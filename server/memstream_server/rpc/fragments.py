@@ -241,7 +241,9 @@ class FragmentMethods:
             unmatched = await self._engine.fragments.check_selection(namespace, name, which, forgotten=False)
 
             def respond(changed: ChangeCount) -> pb.ForgetFragmentsResponse:
-                return _forget_response(changed, unmatched)
+                return pb.ForgetFragmentsResponse(
+                    forgotten=changed.count, revision=changed.revision, unmatched=map(unmatched_message, unmatched)
+                )
 
             return respond(
                 await self._engine.fragments.forget(namespace, name, which, commit_with_answer(call, respond))
@@ -259,7 +261,9 @@ class FragmentMethods:
             unmatched = await self._engine.fragments.check_selection(namespace, name, which, forgotten=True)
 
             def respond(changed: ChangeCount) -> pb.RestoreFragmentsResponse:
-                return _restore_response(changed, unmatched)
+                return pb.RestoreFragmentsResponse(
+                    restored=changed.count, revision=changed.revision, unmatched=map(unmatched_message, unmatched)
+                )
 
             return respond(
                 await self._engine.fragments.restore(namespace, name, which, commit_with_answer(call, respond))
@@ -312,7 +316,8 @@ class FragmentMethods:
             unmatched = await self._engine.fragments.check_selection(namespace, name, which, forgotten=None)
 
             def respond(operation: Operation) -> pb.EraseFragmentsResponse:
-                return _erase_response(operation, unmatched)
+                shown = map(unmatched_message, unmatched)
+                return pb.EraseFragmentsResponse(operation=operation_message(operation), unmatched=shown)
 
             return respond(await self._engine.erasing.start(namespace, name, which, answer_from(call, respond)))
 
@@ -418,23 +423,5 @@ def _restored_response(result: tuple[Fragment, int]) -> pb.RestoreFragmentVersio
     return pb.RestoreFragmentVersionResponse(fragment=fragment_message(fragment), revision=revision)
 
 
-def _forget_response(changed: ChangeCount, unmatched: Iterable[Unmatched]) -> pb.ForgetFragmentsResponse:
-    return pb.ForgetFragmentsResponse(
-        forgotten=changed.count, revision=changed.revision, unmatched=map(unmatched_message, unmatched)
-    )
-
-
-def _restore_response(changed: ChangeCount, unmatched: Iterable[Unmatched]) -> pb.RestoreFragmentsResponse:
-    return pb.RestoreFragmentsResponse(
-        restored=changed.count, revision=changed.revision, unmatched=map(unmatched_message, unmatched)
-    )
-
-
 def _supersede_response(changed: ChangeCount) -> pb.SupersedeFragmentsResponse:
     return pb.SupersedeFragmentsResponse(superseded=changed.count, revision=changed.revision)
-
-
-def _erase_response(operation: Operation, unmatched: Iterable[Unmatched]) -> pb.EraseFragmentsResponse:
-    return pb.EraseFragmentsResponse(
-        operation=operation_message(operation), unmatched=map(unmatched_message, unmatched)
-    )

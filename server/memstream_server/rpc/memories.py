@@ -18,6 +18,7 @@ from memstream_server.engine.operations.transfer.export_memory import Wanted
 from memstream_server.engine.operations.transfer.import_memory import Target
 from memstream_server.engine.operations.transfer.upload import Upload, open_in_thread
 from memstream_server.engine.requests import ChangeCount, MemoryChange, NewMemory, memory_etag
+from memstream_server.engine.runtime.threads import run_in_thread
 from memstream_server.ports.journal.records import MemoryRecord
 from memstream_server.ports.operations import Operation, OperationState
 from memstream_server.rpc import page_tokens, validation
@@ -278,11 +279,11 @@ class MemoryService(ConflictMethods, ReceiptMethods, SessionMethods, StandingQue
             async for request in requests:
                 if request.WhichOneof("message") != "lines":
                     raise ProtocolViolation("after open, every message of an import must be lines")
-                await asyncio.to_thread(intake.add_lines, request.lines)
-            summary = await asyncio.to_thread(intake.finish)
+                await run_in_thread(partial(intake.add_lines, request.lines))
+            summary = await run_in_thread(intake.finish)
             return await self._begin_import(opening, intake, summary)
         finally:
-            await asyncio.shield(asyncio.to_thread(intake.close))
+            await asyncio.shield(run_in_thread(intake.close))
 
     async def _begin_import(
         self, opening: pb.ImportOpen, intake: Upload, summary: Summary

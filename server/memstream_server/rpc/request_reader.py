@@ -23,7 +23,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 from google.protobuf import descriptor_pool
@@ -33,14 +33,11 @@ from memstream_server.core.printable import number_text
 from memstream_server.engine.errors import InvalidField, ProtocolViolation, QuotaExceeded
 from memstream_server.engine.runtime.call_context import REQUEST, Request
 from memstream_server.engine.runtime.threads import run_in_thread
-from memstream_server.engine.runtime.turns import pause_if_due
 from memstream_server.rpc.connections import UnreadBytes
 from memstream_server.rpc.rpc_table import RPC_RULES
-from memstream_server.rpc.wire.scan import Table, exceeds_fields, may_exceed, split_message, sub_messages
+from memstream_server.rpc.wire.scan import Table, exceeds_fields, may_exceed, merge_in_slices, sub_messages
 
 if TYPE_CHECKING:
-    from google.protobuf.descriptor import Descriptor
-
     from memstream_server.rpc.limits import RequestLimits
 
 COMPRESSION_ALGORITHMS = 1 << 0 | 1 << 2
@@ -397,11 +394,7 @@ class Requests:
                 if await _run_scan(exceeds_fields(data, rpc.table, rpc.fields_max)):
                     return f"the message has more than {rpc.fields_max} fields"
         try:
-            message = self._decode(b"")
-            for part in split_message(data, cast("Descriptor", message.DESCRIPTOR)):
-                message.MergeFromString(part)
-                await pause_if_due()
-            return message
+            return await merge_in_slices(self._decode(b""), data)
         except DecodeError:
             return _NO_MESSAGE
 

@@ -311,7 +311,7 @@ class ChatScorer:
 
     async def score(self, texts: Sequence[str], account: Account | None = None) -> list[float]:
         """n/10 for each text. Raises ModelUnavailable, or ModelRefused with the indices of the refused texts."""
-        digests = [_text_digest(text) for text in texts]
+        digests = [blake2b(text.encode(), digest_size=16).digest() for text in texts]
         known = self._kept.get(account.memory, {}) if account is not None else {}
         found = {place: known[digest] for place, digest in enumerate(digests) if digest in known}
         clipped = [clip_for_index(text) for text in texts]
@@ -395,7 +395,3 @@ class ChatScorer:
             kept.pop(digest, None)
         if not kept:
             del self._kept[account.memory]
-
-
-def _text_digest(text: str) -> bytes:
-    return blake2b(text.encode(), digest_size=16).digest()

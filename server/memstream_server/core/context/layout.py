@@ -246,7 +246,7 @@ class _Layout:
             parts.append(self._write_turn(turn, lines, place, fresh.memories))
             turns.append(turn)
         parts.append(replace(question, number=self._anchor))
-        seen = tuple([Seen(part.kind, part.key, _digest(part.text)) for part in parts])
+        seen = tuple([Seen(part.kind, part.key, blake2b(part.text.encode(), digest_size=8).digest()) for part in parts])
         same = self._count_same(seen)
         if self._inputs.tail_failed:
             start = self._after.tail_start
@@ -382,10 +382,6 @@ def _keep_calls_whole(units: Sequence[_Unit]) -> None:
                 between.may_start = False
         else:
             spoken = place
-
-
-def _digest(text: str) -> bytes:
-    return blake2b(text.encode(), digest_size=8).digest()
 
 
 def newest_of(known: Mapping[tuple[str, str], Fragment], memory: str, id: str) -> Fragment | None:

@@ -13,6 +13,7 @@ before it, so such a window reaches back.
 
 from __future__ import annotations
 
+from calendar import isleap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
@@ -217,7 +218,7 @@ class Calendar:
             return self.days(date(year, month, day), count)
         year = self._latest_year(month, day)
         if (month, day) == (2, 29):
-            year = next(each for each in range(year, year - 9, -1) if _is_leap(each) and each >= YEAR_MIN)
+            year = next(each for each in range(year, year - 9, -1) if isleap(each) and each >= YEAR_MIN)
         return self.days(date(year, month, day), count)
 
     def season(self, season: str, year: int | None = None) -> Window:
@@ -292,10 +293,6 @@ def thanksgiving(year: int) -> date:
     """The fourth Thursday of November."""
     first = date(year, 11, 1)
     return first + ((3 - first.weekday()) % 7 + 21) * _DAY
-
-
-def _is_leap(year: int) -> bool:
-    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
 
 
 def time_closeness(

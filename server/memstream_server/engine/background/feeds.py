@@ -19,7 +19,7 @@ from memstream_server.core.values import Role
 from memstream_server.engine.background.task import BackgroundTask, wait_for_news
 from memstream_server.engine.errors import EngineError, OwnedElsewhere
 from memstream_server.engine.requests import NewObservation, Put
-from memstream_server.ports.conversation_records import AdvanceFeed, ConversationResult, Feed, JointWrites
+from memstream_server.ports.conversation_records import AdvanceFeed, Feed, JointWrites
 from memstream_server.ports.conversations import Message, MessageQuery
 from memstream_server.ports.journal.errors import JournalError, PreconditionFailed
 
@@ -107,17 +107,13 @@ class Feeds(BackgroundTask):
 
         def join(_: Sequence[Put]) -> JointWrites:
             advance = AdvanceFeed(feed.number, feed.memory, feed.fed_number, reached)
-            return JointWrites((advance,), self._runtime.clock.now_us(), _no_answer)
+            return JointWrites((advance,), self._runtime.clock.now_us(), lambda _: None)
 
         if puts:
             await self._fragments.put_together(feed.conversation.namespace, feed.memory, puts, join)
         else:
             await self._store.write_together(join(()))
         return reached
-
-
-def _no_answer(_: Sequence[ConversationResult]) -> None:
-    return None
 
 
 def _read_observation(conversation: str, message: Message) -> NewObservation | None:

@@ -11,15 +11,11 @@ _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 
 
-def _system_now_us() -> int:
-    return time.time_ns() // 1000
-
-
 @dataclass(slots=True)
 class Clock:
     """Wall time in microseconds and monotonic time in seconds; tests pass their own."""
 
-    now_us: Callable[[], int] = field(default=_system_now_us)
+    now_us: Callable[[], int] = field(default=lambda: time.time_ns() // 1000)
     monotonic_s: Callable[[], float] = field(default=time.monotonic)
 
 

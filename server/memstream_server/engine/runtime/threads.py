@@ -1,7 +1,9 @@
 """Threads that work for callers: whose work is next, by what each caller has cost so far.
 
 Rule 1. A principal has at most `each_max` pieces of work under way, and the threads are one more: the work of one
-caller never keeps all threads, and that of another caller starts at once.
+caller never keeps all threads, and that of another caller starts at once. While several principals compute, each has
+one piece under way in all threads of the loop: each is one more that takes the interpreter from a small call. The
+server itself has more: a look at the journal's health does not wait for the load of a large memory.
 Rule 2. Work that waits for a thread takes turns like steps of the event loop (engine/runtime/turns.py), and its CPU is
 charged to its caller there, too: threads and the event loop share the interpreter.
 """
@@ -15,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from memstream_server.engine.runtime.call_context import ACCOUNT, REQUEST, Account, FairQueue, Request
 from memstream_server.engine.runtime.turns import ThreadWork, Turns, find_turns
@@ -26,6 +28,7 @@ SERVER: Account = ("", "")
 _Turn = asyncio.Future[None]
 _COMPUTING: WeakKeyDictionary[Turns, Threads] = WeakKeyDictionary()
 """The threads of an event loop, once it needs some."""
+_ALL: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakSet[Threads]] = WeakKeyDictionary()
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
@@ -55,11 +58,13 @@ class Threads:
         self._queue: FairQueue[_Turn] = FairQueue()
         self._parked: dict[str, FairQueue[_Turn]] = {}
         """Further work of a principal, each piece of an account (namespace, "")."""
+        self._all = _ALL.setdefault(asyncio.get_running_loop(), WeakSet())
+        self._all.add(self)
 
     async def run(self, work: Callable[[], T]) -> T:
         """The result of `work`. A cancelled caller leaves running work to its end."""
         account, request = ACCOUNT.get() or SERVER, REQUEST.get()
-        if self._under_way[account[0]] >= self._each_max or not self._free:
+        if not self._free or not self._may_begin(account[0]):
             await self._wait(account, request)
         else:
             self._under_way[account[0]] += 1
@@ -75,11 +80,18 @@ class Threads:
         """Returns once all work has ended."""
         self._executor.shutdown()
 
+    def _may_begin(self, principal: str) -> bool:
+        turns = find_turns()
+        shares = principal != SERVER[0] and turns is not None and turns.has_several()
+        if shares and any(each._under_way[principal] for each in self._all):
+            return False
+        return self._under_way[principal] < self._each_max
+
     async def _wait(self, account: Account, request: Request | None) -> None:
         """Returns once the account has a thread."""
         turn: _Turn = asyncio.get_running_loop().create_future()
         principal, namespace = account
-        if self._under_way[principal] >= self._each_max:
+        if not self._may_begin(principal):
             self._parked.setdefault(principal, FairQueue()).push((namespace, ""), turn, request)
         else:
             self._under_way[principal] += 1
@@ -108,24 +120,30 @@ class Threads:
 
     def _pass_on(self, account: Account) -> None:
         """A thread of the account is free."""
-        principal = account[0]
         self._free += 1
+        self._leave(account[0])
+
+    def _leave(self, principal: str) -> None:
+        """One piece of work of the principal less is under way."""
         self._under_way[principal] -= 1
-        self._unpark(principal)
         if not self._under_way[principal]:
             del self._under_way[principal]
+        for each in sorted(self._all, key=lambda one: one is self):  # threads of both kinds in turn
+            each._unpark(principal)
+            each._begin_next()
+
+    def _begin_next(self) -> None:
         while self._free and self._queue.waiting:
             next_account, turn = self._queue.pop()
             if turn.done():  # its caller was cancelled
-                self._under_way[next_account[0]] -= 1
-                self._unpark(next_account[0])
+                asyncio.get_running_loop().call_soon(self._leave, next_account[0])
             else:
                 self._free -= 1
                 turn.set_result(None)
 
     def _unpark(self, principal: str) -> None:
         parked = self._parked.get(principal)
-        while parked is not None and parked.waiting and self._under_way[principal] < self._each_max:
+        while parked is not None and parked.waiting and self._may_begin(principal):
             (namespace, _), turn = parked.pop()
             if not turn.done():
                 self._under_way[principal] += 1

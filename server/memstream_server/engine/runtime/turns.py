@@ -188,6 +188,10 @@ class Turns:
         if self.on_cost is not None:
             self.on_cost(account[0], cost_s)
 
+    def has_several(self) -> bool:
+        """Whether several principals have had steps of late."""
+        return perf_counter() - self._several_s < SEVERAL_S
+
     def is_due(self) -> bool:
         """Whether the present step has taken SLICE_S."""
         return perf_counter() - self.began_s > SLICE_S

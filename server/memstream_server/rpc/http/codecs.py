@@ -40,6 +40,7 @@ from memstream_server.rpc.errors import status_of_any
 from memstream_server.rpc.http.long_strings import PIECE_BYTES, LongStrings, TooManyElements, take_long_strings
 from memstream_server.rpc.request_reader import GZIP, RequestReader, decompress
 from memstream_server.rpc.validation import invalid_field, quote_text
+from memstream_server.rpc.wire.scan import merge_in_slices
 
 JSON_BYTES_FACTOR = 4
 """A JSON body may have this many times the bytes of the largest message: escapes, base64 and digits are longer."""
@@ -285,7 +286,10 @@ def _dump(value: Any) -> str:
 
 async def write_body(reply: Reply, as_json: bool, compressed: bool) -> Reply:
     """The reply with its body, which is made and compressed with pauses or in a thread."""
-    body = Body(await write_json(reply.parse()) if as_json else reply.serialize())
+    message = reply.message
+    if as_json and isinstance(message, bytes):
+        message = await merge_in_slices(reply.kind(), message)
+    body = Body(await write_json(message) if as_json and isinstance(message, Message) else reply.serialize())
     if compressed and len(body) > _COMPRESSED_AT_ONCE:
         body.compressed = await run_in_thread(partial(gzip.compress, body, compresslevel=_GZIP_LEVEL))
     return Reply(reply.kind, reply.message, body)

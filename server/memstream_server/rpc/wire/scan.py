@@ -8,8 +8,14 @@ declares as messages. It stops at invalid bytes, where protobuf stops as well.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from typing import TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from memstream_server.engine.runtime.turns import pause_if_due
+
+M = TypeVar("M", bound=Message)
 
 STEP_FIELDS = 1_024
 """Fields counted between two pauses: half a millisecond."""
@@ -101,6 +107,14 @@ def split_message(data: bytes, message: Descriptor) -> Iterator[bytes]:
     From where the data are not in order, they are one part, as they are.
     """
     yield from _split_fields(data, 0, len(data), message)
+
+
+async def merge_in_slices(message: M, data: bytes) -> M:
+    """The message, into which a serialised one was merged. Raises DecodeError."""
+    for part in split_message(data, cast("Descriptor", message.DESCRIPTOR)):
+        message.MergeFromString(part)
+        await pause_if_due()
+    return message
 
 
 def _split_fields(data: bytes, at: int, end: int, message: Descriptor) -> Iterator[bytes]:

@@ -23,6 +23,7 @@ from memstream_server.core.retention import is_expired
 from memstream_server.core.values import Fragment, Structured, Tier
 from memstream_server.engine.errors import NOT_READ, JournalUnavailable, MemoryDeleted, MemoryNotFound, StorageIsFull
 from memstream_server.engine.operations.transfer import lines
+from memstream_server.engine.runtime.threads import run_in_thread
 from memstream_server.engine.settings import TransferSettings
 from memstream_server.ports.blocks import Block
 from memstream_server.ports.conversation_records import SessionStore, StateDocument, StateName, StateScope
@@ -272,7 +273,7 @@ class _Export:
 
 async def _read_part(file: IO[bytes]) -> bytes:
     """The next lines, about PART_BYTES; empty at the end."""
-    return await asyncio.to_thread(lambda: b"".join(file.readlines(PART_BYTES)))
+    return await run_in_thread(lambda: b"".join(file.readlines(PART_BYTES)))
 
 
 # ---- runs in the journal's reader thread

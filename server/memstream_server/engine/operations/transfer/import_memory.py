@@ -224,7 +224,7 @@ class Importer:
         if existing.uid == _uid_of(job, line):
             return True
         differs = "its kind, seed, policy or labels differ"
-        if _describe_record(existing) == _describe_line(line):
+        if (existing.kind, existing.seed, existing.policy, existing.labels) == _describe_line(line):
             now_us = self._runtime.clock.now_us()
             differs = await self._journal.scan_memory(
                 existing.uid, False, lambda scan: same_memory(scan, job.path, offset, now_us)
@@ -418,10 +418,6 @@ def _uid_of(job: _Job, line: MemoryLine) -> str:
     """A new uid that is the same in every run of this operation, so that it finds its own work."""
     digest = blake2b(f"{job.id}\n{line.uid}".encode(), digest_size=16).digest()
     return encode_ulid(int.from_bytes(digest) >> 1)
-
-
-def _describe_record(record: MemoryRecord) -> tuple[object, ...]:
-    return record.kind, record.seed, record.policy, record.labels
 
 
 def _describe_line(line: MemoryLine) -> tuple[object, ...]:

@@ -31,6 +31,7 @@ from memstream_server.engine.operations.transfer.lines import (
     decode_line,
 )
 from memstream_server.engine.runtime.call_context import close_result
+from memstream_server.engine.runtime.threads import run_in_thread
 from memstream_server.engine.settings import TransferSettings
 from memstream_server.ports.blocks import Block, BlockContent, StandingAnswer
 from memstream_server.ports.conversations import Message, Plan
@@ -161,7 +162,7 @@ class Reader:
     async def peek(self) -> Line | None:
         """The next line without consuming it; None at the end."""
         if not self._ahead:
-            self._ahead.extend(await asyncio.to_thread(self._read_ahead))
+            self._ahead.extend(await run_in_thread(self._read_ahead))
         return self._ahead[0][0] if self._ahead else None
 
     async def skip_line(self) -> None:
