@@ -2,8 +2,8 @@
 
 Rule 1. A principal has at most `each_max` pieces of work under way, and the threads are one more: the work of one
 caller never keeps all threads, and that of another caller starts at once. While several principals compute, each has
-one piece under way in all threads of the loop: each is one more that takes the interpreter from a small call. The
-server itself has more: a look at the journal's health does not wait for the load of a large memory.
+a piece under way for every second core, at least one, in all threads of the loop: each is one more that takes the
+interpreter from a small call. The server has more: its look at the journal does not wait for the load of a memory.
 Rule 2. Work that waits for a thread takes turns like steps of the event loop (engine/runtime/turns.py), and its CPU is
 charged to its caller there, too: threads and the event loop share the interpreter.
 """
@@ -53,6 +53,7 @@ class Threads:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._free = threads
         self._each_max = max(1, min(threads - 1, max(2, (os.cpu_count() or 1) - 1)))
+        self._shared_max = max(1, (os.cpu_count() or 1) // 2)
         self._under_way: Counter[str] = Counter()
         """Pieces of work of a principal that run, or wait in `_queue`."""
         self._queue: FairQueue[_Turn] = FairQueue()
@@ -83,7 +84,7 @@ class Threads:
     def _may_begin(self, principal: str) -> bool:
         turns = find_turns()
         shares = principal != SERVER[0] and turns is not None and turns.has_several()
-        if shares and any(each._under_way[principal] for each in self._all):
+        if shares and sum(each._under_way[principal] for each in self._all) >= self._shared_max:
             return False
         return self._under_way[principal] < self._each_max
 
