@@ -399,3 +399,24 @@ async def test_only_used_memories_are_measured_again(tmp_path: Path, monkeypatch
             await registry.enforce_bounds()
         assert set(measured) == {MEMORIES[3]}
         assert parts.engine.memory_stats().size_bytes > before + 20_000
+
+
+async def test_measuring_and_evicting_apply_no_rows_that_wait_for_a_read(tmp_path: Path) -> None:
+    async with assembled(tmp_path, active_memories_max=1, maintenance_interval_s=86_400) as parts:
+        registry = parts.actors
+
+        async def is_evicted() -> bool:
+            return actor not in registry.list_actors()
+
+        await create(parts.engine, "one")
+        await observe(parts.engine, "one", "hello", "It rains.")
+        (actor,) = registry.list_actors()
+        waiting = actor.working.pending_rows
+        assert waiting > 0
+        await registry.enforce_bounds()
+        await create(parts.engine, "two")
+        await observe(parts.engine, "two", "hello")
+        await until(is_evicted)
+        assert actor.working.pending_rows == waiting
+        assert actor.working.fragment_count == len(actor.working.columns) == 2
+        assert (await recalled(parts.engine, "one", "rain"))[0] == "It rains."

@@ -256,8 +256,8 @@ class WorkingSet:
 
     @property
     def fragment_count(self) -> int:
-        """Number of fragments, including forgotten ones."""
-        return len(self.columns.live_ids())
+        """Number of fragments, including forgotten ones; brings nothing up to date."""
+        return len(self._structures.columns.live_ids().keys() | self._pending.keys())
 
     async def read_fragments(self, journal: Journal, ids: Sequence[str]) -> list[Fragment]:
         """The existing ones of these fragments, as this working set has them."""
@@ -295,6 +295,11 @@ class WorkingSet:
     def fresh(self) -> dict[str, Vector]:
         """Vectors that overlay the index; used if `dense` is None."""
         return self.refresh_search().fresh
+
+    @property
+    def has_overlay(self) -> bool:
+        """Whether vectors overlay the index, or will by the rows that wait for a read, which it does not apply."""
+        return self._structures.dense is None and bool(self._structures.fresh or self._pending)
 
     def get_vectors(self, ids: Iterable[str]) -> dict[str, Vector]:
         """The vectors of these fragments that are in RAM."""

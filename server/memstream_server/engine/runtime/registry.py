@@ -143,8 +143,7 @@ class Registry:
         uid = self._uids.get((namespace, name))
         if uid is not None and uid in self._actors and uid not in self._deleting and self.ownership.is_valid():
             return self._actors[uid].working.record
-        record = await self._storage.journal.get_memory(namespace, name)
-        if record is None:
+        if (record := await self._storage.journal.get_memory(namespace, name)) is None:
             raise MemoryNotFound(
                 f"there is no memory {namespace}/{name}; create it first", namespace=namespace, memory=name
             )
@@ -177,8 +176,7 @@ class Registry:
 
     async def begin_use(self, uid: str) -> Actor:
         """The actor, kept active until `end_use`."""
-        actor = self._actors.get(uid)
-        if actor is None:
+        if (actor := self._actors.get(uid)) is None:
             self._wanted[uid] += 1
             try:
                 actor = await self.activate(uid)
@@ -202,8 +200,7 @@ class Registry:
             raise ShuttingDown("the server is going away", retry_after_s=0.5)
         if uid in self._actors:
             return self._actors[uid]
-        task = self._activating.get(uid)
-        if task is None:
+        if (task := self._activating.get(uid)) is None:
             task = self._activating[uid] = asyncio.create_task(self._activate_memory(uid))
             task.add_done_callback(lambda done: self._finish_activation(uid, done))
         # Does not await the task itself: a cancelled caller must not cancel it for the others.
@@ -413,11 +410,10 @@ class Registry:
             self._ended.discard(ended)
             self._spawn_task(ended.retire())
         for number, uid in enumerate(tuple(self._changed), 1):
-            actor = self._actors.get(uid)
-            if actor is not None:
+            if (actor := self._actors.get(uid)) is not None:
                 self._set_size(uid, actor.working.size_bytes)
             # Others change without a new call: through streams, and when the index has their latest vectors.
-            if actor is None or (actor.is_idle and not actor.working.fresh):
+            if actor is None or (actor.is_idle and not actor.working.has_overlay):
                 self._changed.discard(uid)
             if number % MEASURED_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -429,8 +425,7 @@ class Registry:
         limits = self._runtime.limits
         while len(self._actors) > limits.active_memories_max or self._size_bytes > limits.active_bytes_max:
             others = (one for one in self._actors.values() if one.uid != keep and self._is_evictable(one))
-            idle = next(others, None)
-            if idle is None:
+            if (idle := next(others, None)) is None:
                 break
             self._evict_actor(idle)
 
