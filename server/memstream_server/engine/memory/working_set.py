@@ -257,7 +257,8 @@ class WorkingSet:
     @property
     def fragment_count(self) -> int:
         """Number of fragments, including forgotten ones; brings nothing up to date."""
-        return len(self._structures.columns.live_ids().keys() | self._pending.keys())
+        live = self._structures.columns.live_ids()
+        return len(live) + sum(waiting not in live for waiting in self._pending)
 
     async def read_fragments(self, journal: Journal, ids: Sequence[str]) -> list[Fragment]:
         """The existing ones of these fragments, as this working set has them."""
