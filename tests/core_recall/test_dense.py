@@ -163,9 +163,9 @@ def test_a_scan_of_an_empty_matrix() -> None:
 
 def test_a_matrix_is_large_by_its_bytes() -> None:
     matrix = DenseMatrix(1_536)
-    matrix.extend(np.zeros((5_000, 1_536), np.float32))
+    matrix.extend(np.zeros((600, 1_536), np.float32))
     assert not matrix.large
-    matrix.extend(np.zeros((1_000, 1_536), np.float32))
+    matrix.extend(np.zeros((100, 1_536), np.float32))
     assert matrix.large
 
 
