@@ -120,6 +120,24 @@ async def test_answer_of_a_recall_is_behind_back_and_in_links(visit: Visit) -> N
     await other.close()
 
 
+async def test_asking_in_the_console_leaves_no_trace(visit: Visit) -> None:
+    memory = await fill(visit, "asked")
+    before = [each async for each in memory.list_fragments()]
+    page = await visit.sign_in("m/shop/asked/recall")
+    await page.get_by_text("Asking here changes nothing").wait_for()
+    await page.get_by_label("Query", exact=True).fill("Who drinks tea?")
+    await page.keyboard.press("Enter")
+    await page.locator(".ranking > li", has_text="Ann drinks tea.").wait_for()
+    assert [each async for each in memory.list_fragments()] == before, "accesses are counted and dated"
+    await page.get_by_label("reinforce", exact=True).check()
+    await page.get_by_label("Query", exact=True).press("Enter")
+    await until(lambda: _is_reinforced(memory))
+
+
+async def _is_reinforced(memory: Memory) -> bool:
+    return any([each.access_count async for each in memory.list_fragments()])
+
+
 async def test_selected_fragments_are_forgotten_restored_and_saved(visit: Visit, tmp_path: Path) -> None:
     memory = await fill(visit, "bulk")
     page = await visit.sign_in("m/shop/bulk")

@@ -19,7 +19,9 @@ import pytest_asyncio
 
 import memstream
 from memstream_server.rpc.access import keys
-from tests.server.conftest import QUICK
+from tests.server.conftest import QUICK, started, stopped
+from tests.server.test_missing_vectors import spoil_odd
+from tests.server.test_models import settings_for
 from tests.support.certificates import Authority
 from tests.support.fake_openai import FakeOpenAI, Fault
 from tests.support.server import ServerProcess, free_address
@@ -326,3 +328,23 @@ async def test_copied_programs_do_what_the_view_did(visit: Visit) -> None:
     code = await copied(page, "curl", "StreamService/Watch")
     printed = await first_output(["bash", "-c", code], environment, streams=True)
     assert '"progress"' in printed or '"events"' in printed
+
+
+async def test_console_counts_what_has_no_vector(page: Any, tmp_path: Path) -> None:
+    address = free_address()
+    async with FakeOpenAI(dimension=16) as endpoint:
+        endpoint.spoil = spoil_odd
+        settings = QUICK | settings_for(endpoint)
+        server = await started(ServerProcess(tmp_path / "data", http_listen=address, **settings))
+        try:
+            async with memstream.connect(server.address) as client:
+                memory = await client.create_memory("shop/odd")
+                await memory.observe_batch(["Ann drinks tea.", "an odd one"])
+            await page.goto(f"http://{address}/")
+            await page.get_by_text("1 without a vector").wait_for()
+            for view, text in (("", "without a vector 1"), ("/live", "no vector 1")):
+                await page.goto(f"http://{address}/#/m/shop/odd{view}")
+                await page.locator(".numbers", has_text=text).wait_for()
+            assert await stopped(server) == 0
+        finally:
+            server.kill()
