@@ -1,16 +1,23 @@
-"""Standing queries over the wire: the whole answer, then changes, until cancelled or closed."""
+"""Standing queries over the wire: the whole answer, then changes, until cancelled or closed; and a block's question."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from memstream.v1 import fragment_pb2 as fragments
 from memstream.v1 import memory_service_pb2, server_service_pb2
 from memstream.v1 import stream_service_pb2 as pb
+from memstream.v1.block_service_pb2 import GetBlockRequest, PutBlockRequest, StandingQuestion
+from memstream.v1.block_service_pb2_grpc import BlockServiceStub
+from memstream.v1.scope_pb2 import RecallScope
+from memstream_server.engine.memory.actor import Actor
 from memstream_server.engine.recall import standing_query
+from tests.engine.engine_parts import PartsEngine
 from tests.rpc.wire import RecallCall, Wire, refused, unpacked, until
 from tests.support import waiting
 from tests.support.waiting import skip_time
@@ -239,3 +246,35 @@ async def test_other_memories_queries_are_not_listed(wire: Wire) -> None:
     assert not (await list_open(wire)).queries
     request = memory_service_pb2.ListStandingQueriesRequest(namespace="ns", memory="nobody")
     assert (await refused(wire.memories.ListStandingQueries(request))).reason == "MEMORY_NOT_FOUND"
+
+
+async def test_block_waits_for_the_revision_that_it_saw(
+    wire: Wire, real: PartsEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal has a commit before the memory in RAM: a text without it would count as that of its revision."""
+    blocks = BlockServiceStub(wire.channel)
+    question = StandingQuestion(
+        text="What does Bob drink?", scopes=[RecallScope(memory="ns/m")], min_interval=Duration(seconds=1)
+    )
+    await wire.memories.CreateMemory(memory_service_pb2.CreateMemoryRequest(namespace="ns", memory="agent"))
+    await blocks.PutBlock(PutBlockRequest(namespace="ns", memory="agent", block="drinks", standing=question))
+    commit, wait_for_revision, waits = real.journal.commit, Actor.wait_for_revision, asyncio.Event()
+
+    async def commit_and_wait(given: Any) -> None:
+        await commit(given)
+        real.standing_blocks.notify()
+        await waits.wait()
+
+    async def begin_to_wait(actor: Actor, revision: int) -> None:
+        waits.set()
+        await wait_for_revision(actor, revision)
+
+    monkeypatch.setattr(Actor, "wait_for_revision", begin_to_wait)
+    monkeypatch.setattr(real.journal, "commit", commit_and_wait)
+    await observe(wire, "Bob drinks tea")
+
+    async def is_written() -> bool:
+        read = GetBlockRequest(namespace="ns", memory="agent", block="drinks")
+        return "tea" in (await blocks.GetBlock(read)).block.text
+
+    await waiting.until(is_written)

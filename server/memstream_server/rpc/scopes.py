@@ -10,7 +10,7 @@ Rule 4. A block's question is asked in the name of who set it, as if that princi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from memstream_server.engine.recall.recall import Shared
 from memstream_server.engine.recall.scopes import Asked
 from memstream_server.engine.requests import Query, RecallAnswer, Scope
 from memstream_server.engine.runtime.call_context import PRINCIPAL
-from memstream_server.ports.blocks import StandingQuestion
+from memstream_server.ports.blocks import AskedMemory, MemoryName, StandingQuestion
 from memstream_server.ports.journal.records import Labels
 from memstream_server.rpc.access.caller import CALLER, Caller, Verb, caller_may
 from memstream_server.rpc.calls import wait_limit_s
@@ -196,7 +196,7 @@ class BlockQuestions:
         return None if self._policy is None else self._policy.read_current()
 
     @contextmanager
-    def ask_as(self, principal: str, question: StandingQuestion) -> Iterator[ScopedCall]:
+    def ask_as(self, principal: str, question: StandingQuestion, asked: Sequence[AskedMemory]) -> Iterator[ScopedCall]:
         policy = self._policy
 
         def may(verb: Verb, namespace: str, labels: Labels | None) -> bool:
@@ -206,26 +206,27 @@ class BlockQuestions:
         caller = CALLER.set(None if policy is None else Caller(principal, may, _recheck_nothing))
         named = PRINCIPAL.set(principal)
         try:
-            message = _make_query(question)
+            message = _make_query(question, {one.memory: one.revision for one in asked})
             yield ScopedCall(self._engine, self._forwarding, self._limits, message, "", _NoCall())  # type: ignore[arg-type]  # all that is read of it
         finally:
             PRINCIPAL.reset(named)
             CALLER.reset(caller)
 
 
-def _make_query(question: StandingQuestion) -> pb.RecallQuery:
-    message = pb.RecallQuery(
+def _make_query(question: StandingQuestion, revisions: Mapping[MemoryName, int]) -> pb.RecallQuery:
+    scopes = [RecallScope.FromString(one.message) for one in question.scopes]
+    for one, scope in zip(question.scopes, scopes, strict=True):
+        scope.min_revision = max(0, revisions.get(one.memory, 0))
+    return pb.RecallQuery(
         text=question.text,
         limit=question.limit,
         min_relevance=question.min_relevance,
         reinforce=False,
         omit_working_memory=True,
-        scopes=[RecallScope.FromString(scope.message) for scope in question.scopes],
+        scopes=scopes,
         partial=True,
+        filter=FragmentFilter.FromString(question.filter_message) if question.filter_message else None,
     )
-    if question.filter_message:
-        message.filter.MergeFromString(question.filter_message)
-    return message
 
 
 async def _recheck_nothing() -> None:

@@ -8,8 +8,9 @@ Rule 3. A model that fails leaves the text, names the problem, and is tried agai
 replaced by what was found until then.
 Rule 4. The journal takes a text only if all fragments that it was made of are there with the same words
 (ports/blocks.py).
-Rule 5. A question with scopes is a recall over several memories by who set it, with the rights of the moment. Revisions
-are read before it. When rights may have changed, all such questions are recalled.
+Rule 5. A question with scopes is a recall over several memories by who set it, with the rights of the moment. It waits
+for the revisions that are read before it: the journal may be ahead of a memory in RAM, here or at another server. When
+rights may have changed, all such questions are recalled.
 """
 
 from __future__ import annotations
@@ -84,9 +85,11 @@ class Asking(Protocol):
     def rights(self) -> object:
         """Another object once the rights of principals may have changed; None: everyone has all."""
 
-    def ask_as(self, principal: str, question: StandingQuestion) -> AbstractContextManager[ScopedQuery]:
-        """The question's query; within the context it is asked with the principal's rights. It leaves out memories that
-        do not exist, or that the principal may not recall."""
+    def ask_as(
+        self, principal: str, question: StandingQuestion, asked: Sequence[AskedMemory]
+    ) -> AbstractContextManager[ScopedQuery]:
+        """The question's query, at the revisions of `asked` or later; within the context it is asked with the
+        principal's rights. It leaves out memories that do not exist, or that the principal may not recall."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,8 +204,7 @@ class StandingBlocks(BackgroundTask):
         await self._store.set_state(uid, name, StandingState(-1, again_us, again_us, problem))
 
     async def _renew(self, actor: Actor, block_name: str) -> None:
-        record = actor.working.record
-        name = BlockName(MemoryName(record.namespace, record.name), block_name)
+        name = BlockName(MemoryName(actor.working.record.namespace, actor.working.record.name), block_name)
         block = (await self._blocks.read_many([name])).get(name)
         if block is None or block.content.standing is None:
             return
@@ -238,7 +240,7 @@ class StandingBlocks(BackgroundTask):
         question = standing.question
         if question.scopes:
             asked = await self._store.read_asked(actor.uid, block.name)
-            records, answer = await self._ask_memories(actor, block, standing)
+            records, answer = await self._ask_memories(actor, block, standing, asked)
             revision, alone = NO_REVISION, next(iter(records), "")
         else:
             query = Query(
@@ -259,20 +261,19 @@ class StandingBlocks(BackgroundTask):
             if shown is not None and shown.status is TruthStatus.CURRENT
         }
         paths = {id_: path for id_, (_, path) in each.items()}
-        fragments = [one for one, _ in each.values()]
-        shown = write_shown(question.text, fragments, self._model, block.content.max_tokens)
+        shown = write_shown(question.text, [one for one, _ in each.values()], self._model, block.content.max_tokens)
         digest = digest_answer(question, self._model, block.content.max_tokens, shown, paths)
         missing = [path for one in question.scopes if (path := str(one.memory)) not in records]
         problem = f"left out: {', '.join(missing)}: no such memory, or {block.principal or 'nobody'} may not recall it"
         return _Found(answer, shown, digest, revision, records, paths, asked, problem if missing else "")
 
     async def _ask_memories(
-        self, actor: Actor, block: Block, standing: StandingAnswer
+        self, actor: Actor, block: Block, standing: StandingAnswer, revisions: Sequence[AskedMemory]
     ) -> tuple[dict[str, MemoryRecord], RecallAnswer]:
         """(the memories that were asked, by path; their answer). Without an answer, a text that no longer holds is
         emptied. Raises EngineError."""
         assert self.asking is not None
-        with self.asking.ask_as(block.principal, standing.question) as query:
+        with self.asking.ask_as(block.principal, standing.question, revisions) as query:
             asked = await query.find_memories()
             records = {one.path: one.record for one in asked}
             try:
