@@ -401,7 +401,7 @@ async def test_only_used_memories_are_measured_again(tmp_path: Path, monkeypatch
         assert parts.engine.memory_stats().size_bytes > before + 20_000
 
 
-async def test_measuring_and_evicting_apply_no_rows_that_wait_for_a_read(tmp_path: Path) -> None:
+async def test_measuring_and_evicting_apply_no_waiting_rows(tmp_path: Path) -> None:
     async with assembled(tmp_path, active_memories_max=1, maintenance_interval_s=86_400) as parts:
         registry = parts.actors
 

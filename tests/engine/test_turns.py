@@ -287,7 +287,7 @@ async def test_the_server_has_more_than_one_of_all_threads(monkeypatch: pytest.M
     readers.close()
 
 
-async def test_a_cancelled_piece_of_work_leaves_its_place_in_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_work_leaves_its_place_in_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     await compute_for_two(monkeypatch)
     busy, idle, free = Threads(1, "busy"), Threads(2, "idle"), threading.Event()
     async with asyncio.TaskGroup() as group:
