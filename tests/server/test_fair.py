@@ -178,6 +178,7 @@ async def test_no_rpc_has_a_long_step_at_its_largest_arguments(tmp_path: Path, m
     assert {name: most for name, most in longest.items() if most > LONGER.get(name, CALLS_MAX)} == {}
 
 
+@only_sqlite("threads of the server, whatever its journal")
 async def test_an_import_is_checked_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads, add_lines = list[str](), Upload.add_lines
 
