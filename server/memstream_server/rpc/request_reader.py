@@ -343,7 +343,7 @@ class Requests:
             task = asyncio.current_task()
             if not self.evicted or task is None:
                 raise
-            task.uncancel()  # `_end_excess` means this wait, not the handler, which goes on with the error
+            task.uncancel()  # `_end_excess` means this wait, not the handler, which continues with the error
             limit = self._reader.budget.bytes_max
             raise QuotaExceeded(
                 f"your streams hold more than {limit} bytes of messages that you have not finished",

@@ -396,7 +396,7 @@ class Actor:
     async def retire(self) -> None:
         """As `stop`, for an actor without users: its RAM is freed at once.
 
-        No cycle may be left: the garbage collector looks for them only once in two million containers, and a server
+        No cycle may be left: the garbage collector looks for one only once in two million containers, and a server
         bounded to one memory of 10,000 fragments had grown to 4 GB after 180 activations.
         """
         await self.stop()
